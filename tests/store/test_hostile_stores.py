@@ -1,6 +1,7 @@
 """Servers that lie, drip, never end, redirect, or are no store: a clear error in bounded time, and no key elsewhere."""
 
 import json
+import os
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.objects.b2 import B2Access, B2Objects
-from podwatch.store.objects.base import Objects, Retry
+from podwatch.store.objects.base import HttpObjects, Objects, Retry
 from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage, StoreRefused
 from podwatch.store.objects.s3 import S3Access, S3Objects
@@ -83,7 +84,7 @@ def b2_at(url: str) -> B2Objects:
 EITHER = pytest.mark.parametrize("opened", [s3_at, b2_at])
 USES: dict[str, Callable[[Objects], object]] = {
     "put": lambda s: s.put("a/b", b"1"),
-    "read": lambda s: s.read("a/b"),
+    "read": lambda s: s.read("a/b", 1 << 20),
     "get": lambda s: s.get("a/b", print, length=5),
     "list": lambda s: list(s.list("a/")),
     "delete": lambda s: s.delete(["a/b"]),
@@ -148,6 +149,34 @@ def test_what_drips_or_never_ends(
         with pytest.raises(RemoteError):
             use(opened(raw(say).url))
         assert time.monotonic() - began < 8
+
+
+@EITHER
+@ANY
+def test_a_small_request_ends_in_time_whatever_the_store_does(
+    raw: Callable[..., Raw], opened: Callable[[str], Objects], use: Callable[[Objects], object]
+) -> None:
+    """Its repetitions included, and however patient the transport is with large ones."""
+
+    def nothing(line: socket.socket, _: bytes) -> None:
+        time.sleep(20)
+
+    def body_by_bytes(line: socket.socket, _: bytes) -> None:
+        line.sendall(b"HTTP/1.1 200 OK\r\nETag: x\r\nX-Bz-File-Id: x\r\nContent-Length: 500\r\n\r\n")
+        for _number in range(100):
+            line.sendall(b" ")
+            time.sleep(0.3)
+
+    for say in (nothing, body_by_bytes, page(b"{}", "503 Slow Down")):
+        store = opened(raw(say).url)
+        assert isinstance(store, HttpObjects)
+        store.small_seconds, store._retry, store._transport.patience = 1.0, Retry(1000, 0.05, 0.3), Patience()
+        began = time.monotonic()
+        if use is USES["get"]:
+            continue  # pieces have the patience that their size needs
+        with pytest.raises(RemoteError):
+            use(store)
+        assert time.monotonic() - began < 3
 
 
 @EITHER
@@ -387,6 +416,30 @@ def test_a_directory_that_vanishes_is_no_empty_store(tmp_path: Path) -> None:
         with pytest.raises(StoreOutage, match="mounted"):
             act()
     assert list(root.iterdir()) == []
+
+
+def test_folders_that_a_put_makes_survive_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is durable once the folder that has it was synced, after it was made."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()).removeprefix(str(tmp_path)).lstrip("/"))
+        fsync(descriptor)
+
+    store = DirectoryObjects(tmp_path)
+    monkeypatch.setattr(os, "fsync", noting)
+    store.put("a/b/c/x", b"1")
+    assert {"", "a", "a/b", "a/b/c"} <= set(synced)
+    synced.clear()
+    store.put("a/b/c/y", b"1")
+    assert "a/b" not in synced, "once is enough"
+    store.delete(["a/b/c/x", "a/b/c/y"])
+    synced.clear()
+    store.put("a/b/c/x", b"1")
+    assert {"", "a", "a/b", "a/b/c"} <= set(synced), "made again"
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:

@@ -1,16 +1,26 @@
 """The seven operations, run against each kind of store."""
 
 import hashlib
+import multiprocessing
 import os
+import signal
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.store.documents import SentSave
+from podwatch.store.inventory import take_inventory
+from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects, Slice
-from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage
+from podwatch.store.objects.directory import DirectoryObjects
+from podwatch.store.objects.errors import LeaseUnsettled, ObjectMissing, ObjectTooLarge, StoreOutage
+from podwatch.store.objects.transport import boottime
+from podwatch.store.publish import PiecesMissing, Publisher
+from tests.support.memory_objects import AUTHOR, AlwaysHolds, intent_of
 
 MIB = 1 << 20
 
@@ -117,6 +127,72 @@ def test_delete_means_every_version_and_nothing_else(store: Objects, at: str) ->
     with pytest.raises(ObjectMissing):
         store.read(f"{at}/x")
     store.delete([f"{at}/xy", f"{at}/w"])
+    assert list(store.list(f"{at}/")) == []
+
+
+def stops_itself(store_of: Callable[[], Objects], key: str, path: Path) -> None:
+    """In a child: freeze after the body's first block was read, and go on after the permission has ended."""
+    with path.open("rb") as file:
+        piece = Slice(file.fileno(), 0, 4 << 18, lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+        try:
+            store_of().put(key, piece, until=boottime() + 1.0)
+        except LeaseUnsettled:
+            os._exit(42)
+    os._exit(1)
+
+
+@pytest.mark.parametrize("kind", ["file", "b2", "s3"])
+def test_a_call_that_was_frozen_sends_nothing_any_more(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, at: str, file: Path
+) -> None:
+    def make() -> Objects:
+        return DirectoryObjects(tmp_path / "store") if kind == "file" else request.getfixturevalue(kind)()
+
+    store = make()
+    store.put(f"{at}/before", b"1")
+    child = multiprocessing.get_context("fork").Process(target=stops_itself, args=(make, f"{at}/frozen", file))
+    child.start()
+    assert child.pid is not None
+    os.waitpid(child.pid, os.WUNTRACED)
+    time.sleep(1.2)
+    while child.exitcode is None:  # each block stops it again
+        os.kill(child.pid, signal.SIGCONT)
+        child.join(0.05)
+    assert child.exitcode == 42
+    assert [item.key for item in store.list(f"{at}/")] == [f"{at}/before"]
+
+
+def test_a_save_is_published_and_replaced_bytes_are_noticed_where_listings_show(store: Objects, at: str) -> None:
+    """The rules, on the real store."""
+    keys, holds, intent = RunKeys("run", at), AlwaysHolds(until=boottime() + 60), intent_of(1, "s1")
+    one = Publisher(store, keys, holds, holds)
+    one.begin(intent)
+    data, hashes = b"weights " * 40, {}
+    for piece in intent.objects():
+        body = data[piece.offset : piece.offset + piece.size]
+        store.put(keys.save(1, "s1") + piece.name, body)
+        hashes[piece.name] = f"{store.hashes[0]}:{hashlib.new(store.hashes[0], body).hexdigest()}"
+    one.publish(SentSave(intent, hashes), AUTHOR)
+    assert [save.problem for save in take_inventory(store, keys).saves] == [""]
+    shown = {item.key.rpartition("/")[2]: item.hash for item in store.list(keys.save(1, "s1") + "w/")}
+    known = {name.rpartition("/")[2]: digest for name, digest in hashes.items()}
+    assert shown == (known if store.url.startswith("b2:") else dict.fromkeys(known, ""))
+    store.put(keys.save(1, "s1") + "w/model.piece-00000", b"x" * 100)
+    assert (take_inventory(store, keys).saves[0].problem != "") is store.url.startswith("b2:")
+    if store.url.startswith("b2:"):
+        with pytest.raises(PiecesMissing):
+            one.publish(SentSave(intent, hashes), AUTHOR)
+
+
+def test_nothing_is_stored_or_deleted_after_the_given_time(store: Objects, at: str) -> None:
+    store.put(f"{at}/a", b"1", until=boottime() + 60)
+    with pytest.raises(LeaseUnsettled):
+        store.put(f"{at}/b", b"1", until=boottime() - 0.01)
+    with pytest.raises(LeaseUnsettled):
+        store.delete([f"{at}/a"], until=boottime() - 0.01)
+    assert [item.key for item in store.list(f"{at}/")] == [f"{at}/a"]
+    store.put(f"{at}/b", b"1")
+    store.delete([f"{at}/a", f"{at}/b"], until=boottime() + 60)
     assert list(store.list(f"{at}/")) == []
 
 

@@ -1,6 +1,7 @@
 """The child that moves pieces, real: there and back on every kind of store, killed, with sources and names that lie."""
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -256,6 +257,20 @@ def test_no_piece_of_a_changed_file_is_noted(rig: Rig) -> None:
 
 
 @only
+def test_one_upload_runs_at_a_time(rig: Rig) -> None:
+    """The child of a podwatch that was killed may still be ending."""
+    lock = os.open(rig.home, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    sending = threading.Thread(target=rig.send)
+    sending.start()
+    time.sleep(1.5)
+    assert (sending.is_alive(), rig.done()) == (True, 0)
+    os.close(lock)
+    sending.join()
+    assert len(rig.stored()) == len(rig.pieces())
+
+
+@only
 def test_a_replaced_file_is_seen_at_its_end(rig: Rig) -> None:
     """The open file stays as it was; its name refers to another one by then."""
     shard = rig.source / "model/shard0.bin"
@@ -449,6 +464,8 @@ def test_a_piece_counts_if_its_line_and_the_listing_agree(tmp_path: Path) -> Non
     assert not counts(line, {"b": listing["b"]})
     assert not counts(line, {"a": ObjectInfo("a", 5, 0.0)})
     assert not counts(replace(line, size=5), listing)
+    assert not counts(line, {"a": ObjectInfo("a", 6, 0.0, "", "sha1:" + "9" * 40)}), "somebody's bytes"
+    assert counts(replace(line, hash="sha256:1"), {"a": ObjectInfo("a", 6, 0.0, "", "sha1:1")}), "not comparable"
     for changed in ((9, 7, 10, 5), (8, 9, 10, 5), (8, 7, 11, 5), (8, 7, 10, 6)):
         assert not counts(replace(line, identity=changed), listing)
     path = tmp_path / "sent"

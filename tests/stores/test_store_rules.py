@@ -8,8 +8,9 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.evidence import Evidence, EvidenceKeeper
+from podwatch.store.interfaces import Permit, RunObjects
 from podwatch.store.inventory import DocumentCache, take_inventory
-from podwatch.store.publish import LeaseLost, PiecesMissing
+from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionRules, plan
 from tests.support.memory_objects import AUTHOR, KEYS, AlwaysHolds, MemoryObjects, intent_of, publisher, send
@@ -109,6 +110,44 @@ def test_a_request_whose_answer_is_lost_costs_no_lie_and_no_second_save(hook: st
     found = take_inventory(store, KEYS)
     assert found.newest is not None
     assert (found.newest.key, len(found.saves), found.problems) == ((1, "s1"), 1, ())
+
+
+@pytest.mark.parametrize("puts", [0, 1])
+def test_a_publication_that_was_frozen_leaves_nothing_that_readers_see(store: MemoryObjects, puts: int) -> None:
+    """Before its manifest, and between that and the pointer."""
+    sent, left = send(store, intent_of(1, "s1")), iter((0.0,) * puts)
+    store.boottime = lambda: next(left, 100.0)
+    with pytest.raises(LeaseUnsettled):
+        publisher(store, AlwaysHolds(until=30.0)).publish(sent, AUTHOR)
+    assert [key for key in store.data if key.startswith(KEYS.pointers) or key == KEYS.latest] == []
+    assert len([key for key in store.data if key.endswith("manifest.json")]) == puts
+
+
+def test_a_deletion_that_was_frozen_goes_on_with_a_new_confirmation_or_not_at_all(store: MemoryObjects) -> None:
+    stored(store, 1, 2)
+    store.wall += 2 * DAY
+    store.put(KEYS.heartbeat, b"{}")
+    inventory, holds, lost = take_inventory(store, KEYS), AlwaysHolds(until=30.0), False
+
+    class Lease(AlwaysHolds):
+        def confirm(self, _store: RunObjects) -> Permit:
+            if lost:
+                raise LeaseLost("another pod")
+            return Permit(1, store.boottime() + 30.0)
+
+    def freeze(operation: str, key: str) -> None:
+        nonlocal lost
+        if operation == "delete" and key.endswith("piece-00001"):
+            lost, store.boottime, store.before = True, lambda: 500.0, lambda _operation, _key: None
+
+    store.before = freeze
+    with pytest.raises(LeaseLost):
+        Remover(store, KEYS, Lease(), holds).carry_out(plan(inventory, RULES), inventory)
+    there = [key for key in store.data if key.startswith(KEYS.save(1, "s1"))]
+    assert KEYS.save(1, "s1") + "w/model.piece-00001" in there, "nothing was deleted after the other pod came"
+    lost = False
+    assert Remover(store, KEYS, Lease(), holds).carry_out(plan(inventory, RULES), inventory).saves
+    assert [key for key in store.data if key.startswith(KEYS.save(1, "s1"))] == []
 
 
 def test_after_a_fresh_start_nothing_is_the_newest_until_the_next_save(store: MemoryObjects) -> None:

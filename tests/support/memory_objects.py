@@ -1,13 +1,14 @@
 """A store in memory whose time a test sets, and a save that is stored there."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from podwatch.store.documents import SavedFile, SaveIntent, SentSave
 from podwatch.store.interfaces import Author, Permit, RunObjects
 from podwatch.store.keys import RunKeys
-from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge
+from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, too_late
 from podwatch.store.publish import Publisher
 
 KEYS = RunKeys("run", "p")
@@ -33,9 +34,12 @@ class MemoryObjects:
     after: Callable[[str], None] = lambda _key: None
     """Called after an object is stored; may raise."""
     reads: int = 0
+    calls: dict[str, int] = field(default_factory=dict)
+    boottime: Callable[[], float] = lambda: 0.0
 
-    def put(self, key: str, source: bytes) -> None:
+    def put(self, key: str, source: bytes, *, until: float = math.inf) -> None:
         self.before("put", key)
+        self._check_time(until)
         self.data[key] = (source, self.wall)
         self.after(key)
 
@@ -55,10 +59,15 @@ class MemoryObjects:
             digest = f"sha1:{hashlib.sha1(data).hexdigest()}" if self.hashes else ""
             yield MemoryItem(key, len(data), wall, digest)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
         for key in keys:
             self.before("delete", key)
+            self._check_time(until)
             self.data.pop(key, None)
+
+    def _check_time(self, until: float) -> None:
+        if self.boottime() > until:
+            raise too_late(self.url)
 
 
 @dataclass
@@ -66,9 +75,10 @@ class AlwaysHolds:
     """``Ownership``, and a clock that stands still."""
 
     generation: int = 1
+    until: float = 1e9
 
     def confirm(self, store: RunObjects) -> Permit:
-        return Permit(self.generation, 1e9)
+        return Permit(self.generation, self.until)
 
     def boottime(self) -> float:
         return 0.0

@@ -10,6 +10,7 @@ import hashlib
 import heapq
 import itertools
 import json
+import math
 import random
 import re
 from bisect import bisect_left, insort
@@ -26,7 +27,7 @@ from podwatch.store.interfaces import Author
 from podwatch.store.inventory import DocumentCache, take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.lease import Lease
-from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage
+from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage, too_late
 from podwatch.store.publish import LeaseLost, PiecesMissing, Publisher
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionRules, plan
@@ -263,8 +264,8 @@ class PodObjects:
     def __init__(self, pod: "SimPod") -> None:
         self.pod, self.world = pod, pod.world
 
-    def put(self, key: str, source: bytes) -> None:
-        self._request(lambda: self.world.put(key, source, self.pod.name), body=True)
+    def put(self, key: str, source: bytes, *, until: float = math.inf) -> None:
+        self._request(lambda: self.world.put(key, source, self.pod.name), body=True, until=until)
 
     def read(self, key: str, limit: int) -> bytes:
         found = self._request(lambda: self.world.objects.get(key))
@@ -277,16 +278,20 @@ class PodObjects:
     def list(self, prefix: str) -> Iterator[Item]:
         return iter(self._request(lambda: self.world.list(prefix)))
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
         for key in keys:
-            self._request(lambda key=key: self.world.delete(key, self.pod.name))
+            self._request(lambda key=key: self.world.delete(key, self.pod.name), until=until)
 
-    def _request(self, apply: Callable[[], Any], *, body: bool = False) -> Any:
+    def _request(self, apply: Callable[[], Any], *, body: bool = False, until: float = math.inf) -> Any:
         world, pod, rng = self.world, self.pod, self.world.random
         world.tale.operations += 1
         pod.left_to_live -= 1
         if pod.left_to_live == 0 and rng.random() < 0.5:
             pod.die()
+        if rng.random() < 0.3:
+            pod.sleep(rng.uniform(0, 2))  # a name is resolved, a connection made: a freeze can begin there
+        if pod.boottime() > until:
+            raise too_late(self.url)
         if world.is_away():
             pod.sleep(rng.uniform(0.1, 20))
             raise StoreOutage("away", where=self.url)

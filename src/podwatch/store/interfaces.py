@@ -1,5 +1,6 @@
 """What the rules of this room need of an object store, of the lease, and of this pod."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,15 +25,17 @@ class Listed(Protocol):
 
 
 class RunObjects(Protocol):
-    """Small requests. Each ends within ``lease_rules.REQUEST_SECONDS``, its repetitions included. Raises RemoteError;
-    ``read`` raises ObjectMissing, and ObjectTooLarge above ``limit``."""
+    """Small requests. Each (of a listing each page, of a deletion each object) ends within
+    ``lease_rules.REQUEST_SECONDS``, its repetitions included. Raises RemoteError; ``read`` raises ObjectMissing, and
+    ObjectTooLarge above ``limit``. ``until``: the boottime after which no byte is sent any more, also by a process that
+    was frozen in the middle of the call; LeaseUnsettled then."""
 
     url: str
 
-    def put(self, key: str, source: bytes) -> None: ...
+    def put(self, key: str, source: bytes, *, until: float = math.inf) -> None: ...
     def read(self, key: str, limit: int) -> bytes: ...
     def list(self, prefix: str) -> Iterator[Listed]: ...
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
         """Every version of these objects, in this order. Absent is success."""
         ...
 
@@ -46,8 +49,8 @@ class StoreClock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """The generation with which this pod holds the run, and the boottime until which a write may begin that rests on
-    it."""
+    """The generation with which this pod holds the run, and the boottime until which writes that rest on it may be
+    sent."""
 
     generation: int
     until: float

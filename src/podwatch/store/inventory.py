@@ -12,7 +12,17 @@ from podwatch.domain.document import Document
 from podwatch.domain.errors import IntegrityError
 from podwatch.store.documents import RunPointer, SavedFile, SaveIntent, SaveManifest, manifest_hash
 from podwatch.store.interfaces import Listed, RunObjects
-from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, SAVE_DOCUMENTS, Kind, ObjectName, RunKeys
+from podwatch.store.keys import (
+    EXPORTS,
+    INTENT,
+    MANIFEST,
+    PINNED,
+    SAVE_DOCUMENTS,
+    Kind,
+    ObjectName,
+    RunKeys,
+    contradicts,
+)
 from podwatch.store.objects.errors import ObjectMissing
 
 MOST_POINTERS = 100
@@ -284,10 +294,7 @@ def missing_objects(manifest: SaveManifest, objects: Mapping[str, Listed]) -> li
 
 def is_there(objects: Mapping[str, Listed], name: str, size: int, digest: str) -> bool:
     item = objects.get(name)
-    if item is None or item.size != size:
-        return False
-    shown, _, _ = item.hash.partition(":")
-    return not shown or not digest.startswith(f"{shown}:") or item.hash == digest
+    return item is not None and item.size == size and not contradicts(item.hash, digest)
 
 
 def _place(document: SaveManifest | SaveIntent) -> tuple[str, int, str]:

@@ -125,6 +125,12 @@ class RunKeys:
         return ObjectName(Kind.FOREIGN, name)
 
 
+def contradicts(shown: str, recorded: str) -> bool:
+    """Whether a listing's hash (empty: it has none) proves other bytes than the recorded one."""
+    kind, _, _ = shown.partition(":")
+    return bool(kind) and recorded.startswith(f"{kind}:") and shown != recorded
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One object of a file. ``name``: below the save; ``offset``: in the file."""

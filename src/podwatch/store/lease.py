@@ -209,11 +209,9 @@ class Lease:
     def _claim(self, store: RunObjects, listed: float) -> None:
         """A request that fails may still be carried out: the next try has another name."""
         wanted = self.decision
-        if self.clock.boottime() > listed + CONFIRMED_SECONDS:
-            raise LeaseUnsettled("the store was too slow: its claims are read again", where=self.keys.claims)
         claim = Claim(wanted.generation, self.nonce(), writer_id=self.me.writer_id)
         document = claim_document(claim, self.me, rfc3339(self.clock.wall()) or "")
-        store.put(self.keys.claim(*_numbers(claim)), document)
+        store.put(self.keys.claim(*_numbers(claim)), document, until=listed + CONFIRMED_SECONDS)
         if wanted.at_once:
             self.own_side.claimed(claim)
         self._claimed_at = self.clock.boottime()
@@ -226,11 +224,12 @@ class Lease:
         before a heartbeat. Raises as the store does."""
         if self.decision.act is not LeaseAction.HOLD:
             return
+        permit = self.confirm(store)
         found = [(self.keys.parse(item.key), item) for item in store.list(self.keys.claims)]
         claims = [(name, item) for name, item in found if name.kind is Kind.CLAIM]
         mine = max((item.wall for name, item in claims if name.generation == self.generation), default=0.0)
         old = [i.key for n, i in claims if n.generation < self.generation and mine - i.wall >= OLD_CLAIM_SECONDS]
-        store.delete([*old, self.keys.heartbeat])
+        store.delete([*old, self.keys.heartbeat], until=permit.until)
         self._beat_at = None
 
     # -- holding ------------------------------------------------------------------------------------------------------
@@ -280,7 +279,7 @@ class Lease:
         if not self.may_upload or own is None:
             return self.decision
         data = heartbeat.signed(self.me, own.claim, state, rfc3339(self.clock.wall()) or "").to_bytes()
-        store.put(self.keys.heartbeat, data)
+        store.put(self.keys.heartbeat, data, until=now + CONFIRMED_SECONDS)
         beat = read_beat(data)
         self._beat_mark, self._beat_at = beat.mark if beat is not None else "", self.clock.boottime()
         return self.decision

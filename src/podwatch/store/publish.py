@@ -16,6 +16,7 @@ from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, SentS
 from podwatch.store.interfaces import Author, Ownership, Permit, RunObjects, StoreClock, read_or_none
 from podwatch.store.inventory import Stored, is_there
 from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
+from podwatch.store.objects.errors import LeaseUnsettled as LeaseUnsettled
 from podwatch.store.objects.errors import ObjectMissing
 
 _POINTERS_TRIED = 5
@@ -23,10 +24,6 @@ _POINTERS_TRIED = 5
 
 class LeaseLost(PodwatchError):  # noqa: N818
     """Another pod holds the run: publish, upload and delete nothing more."""
-
-
-class LeaseUnsettled(RemoteError):  # noqa: N818
-    """It is not decided yet whether this pod holds the run, or what was known is too old: waiting can help."""
 
 
 class PiecesMissing(IntegrityError):  # noqa: N818
@@ -70,7 +67,7 @@ class Publisher:
         seq = self._next_seq(permit, author)
         manifest, data = self._manifest(sent, author, permit.generation, seq if newest else 0, MANIFEST in there)
         if MANIFEST not in there or read_or_none(self.store, folder + MANIFEST, SaveManifest) != data:
-            self._put(folder + MANIFEST, data, permit)
+            self.store.put(folder + MANIFEST, data, until=permit.until)
         saved = Stored(
             *(intent.step, intent.save_id), manifest.generation, manifest.seq, manifest.total_bytes,
             len(manifest.files), self.clock.wall(), PINNED in there, EXPORTS in there,
@@ -163,11 +160,6 @@ class Publisher:
         if save is not None:
             self.named.add(save.key)
         data = pointer.to_bytes()
-        self._put(self.keys.pointer(permit.generation, seq, self.nonce()), data, permit)
+        self.store.put(self.keys.pointer(permit.generation, seq, self.nonce()), data, until=permit.until)
         with contextlib.suppress(RemoteError):  # a copy, which can be one save behind: the pointer decides
-            self._put(self.keys.latest, data, permit)
-
-    def _put(self, key: str, data: bytes, permit: Permit) -> None:
-        if self.clock.boottime() > permit.until:
-            raise LeaseUnsettled("the store was too slow: ownership is confirmed again", where=self.keys.root)
-        self.store.put(key, data)
+            self.store.put(self.keys.latest, data, until=permit.until)

@@ -13,10 +13,12 @@ from podwatch.store.documents import SaveExports
 from podwatch.store.interfaces import Ownership, Permit, RunObjects, StoreClock, read_or_none
 from podwatch.store.inventory import Inventory, SaveKey, Stored, Unfinished
 from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
+from podwatch.store.objects.errors import LeaseUnsettled
 from podwatch.store.retention import RetentionPlan
 
 _BATCH = 200
-"""Names between two looks at whether the confirmation is still valid."""
+"""Names between two looks at whether the confirmation is still valid; the store itself stops in the middle of one."""
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,16 @@ class Remover:
 
     def _delete(self, names: Sequence[str]) -> None:
         for start in range(0, len(names), _BATCH):
+            self._delete_batch(names[start : start + _BATCH])
+
+    def _delete_batch(self, names: Sequence[str]) -> None:
+        for left in reversed(range(_TRIES)):
             if self._permit is None or self.clock.boottime() > self._permit.until:
                 self._permit = self.lease.confirm(self.store)
-            self.store.delete(names[start : start + _BATCH])
+            try:
+                self.store.delete(names, until=self._permit.until)
+                break
+            except LeaseUnsettled:
+                self._permit = None
+                if not left:
+                    raise

@@ -5,9 +5,11 @@ It has no conditional writes, and compares the SHA-1 of every upload.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -15,7 +17,7 @@ from b2sdk.v3 import B2HttpApiConfig, B2Session, InMemoryAccountInfo
 from b2sdk.v3 import exception as b2error
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source, persist
+from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source
 from podwatch.store.objects.errors import (
     ObjectMissing,
     StoreOutage,
@@ -31,6 +33,7 @@ NEEDED = {"writeFiles": "upload", "readFiles": "restore", "listFiles": "list"}
 _KEY_FIX = "check B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY (deleted, expired, or mistyped)"
 _PERMISSION_FIX = "create a key for this bucket and prefix with listFiles, readFiles, writeFiles (and deleteFiles)"
 _FREE = {"b2_upload_file", "b2_get_upload_url", "b2_delete_file_version", "b2_hide_file"}
+_SHA1 = re.compile(r"[0-9a-f]{40}")
 _EXPIRED = ("expired_auth_token", "bad_auth_token")
 
 
@@ -217,7 +220,7 @@ class B2Objects(HttpObjects):
                 found = [_entry(item) for item in page["files"] if versions or item["action"] == "upload"]
                 return found, page["nextFileName"], page.get("nextFileId")
 
-            found, following, number = persist(lambda ask=ask: self._call(ask), self._retry)  # type: ignore[misc]
+            found, following, number = self._persist(partial(self._call, ask))
             yield from found
             if not following:
                 return
@@ -232,7 +235,7 @@ class B2Objects(HttpObjects):
             return
 
     def _check_key(self, prefix: str) -> None:
-        persist(lambda: self._call(lambda: None), self._retry)
+        self._persist(lambda: self._call(lambda: None))
         allowed = self._session.account_info.get_allowed()
         has = set(allowed["capabilities"])
         missing = [f"{name} ({purpose})" for name, purpose in NEEDED.items() if name not in has]
@@ -249,4 +252,6 @@ class B2Objects(HttpObjects):
 
 def _entry(item: Mapping[str, Any]) -> ObjectInfo:
     wall = int(item.get("uploadTimestamp") or 0) / 1000
-    return ObjectInfo(str(item["fileName"]), int(item.get("contentLength") or 0), wall, str(item["fileId"]))
+    sha1 = str(item.get("contentSha1") or "")  # "none" of a large file, "unverified:..." of what B2 did not compare
+    shown = f"sha1:{sha1}" if _SHA1.fullmatch(sha1) else ""
+    return ObjectInfo(str(item["fileName"]), int(item.get("contentLength") or 0), wall, str(item["fileId"]), shown)

@@ -6,6 +6,7 @@ nothing here runs on the event loop.
 """
 
 import hashlib
+import math
 import os
 import random
 import secrets
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
@@ -25,11 +27,13 @@ from podwatch.store.objects.errors import (
     became_shorter,
     not_the_store,
 )
-from podwatch.store.objects.transport import BLOCK, Reply, Transport
+from podwatch.store.objects.transport import BLOCK, Reply, Transport, boottime
 
 DOCUMENT = 8 << 20
 """Bytes of the largest document: a manifest of 20,000 pieces has half of it."""
 MOST_LISTED = 1_000_000
+SMALL_SECONDS = 60.0
+"""A request that is no piece ends within this time, its repetitions included: a lease waits for it."""
 SEND_DAMAGED = 4
 """How often a body that arrives damaged is sent; what still fails has its cause on this machine."""
 Take = Callable[[memoryview], object]
@@ -39,12 +43,14 @@ Take = Callable[[memoryview], object]
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """An entry of a listing. ``wall``: when it was uploaded, by the store's clock, in epoch seconds; ``version``: the
-    store's name for exactly these bytes, empty where it has none."""
+    store's name for exactly these bytes, empty where it has none; ``hash``: ``sha1:<hex>`` where listings have what the
+    store itself compared (B2), else empty (S3's ETag is no hash of ours, and of a directory nothing is known)."""
 
     key: str
     size: int
     wall: float
     version: str = ""
+    hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +143,13 @@ class Objects(Protocol):
         """Seconds that this machine's clock is ahead of the store's, by its last answer."""
         ...
 
-    def put(self, key: str, source: Source, hashes: Mapping[str, str] | None = None) -> None:
+    def put(
+        self, key: str, source: Source, hashes: Mapping[str, str] | None = None, *, until: float = math.inf
+    ) -> None:
         """One PUT. ``hashes``: those of ``self.hashes`` in hex, where they are known. A source with other bytes is not
-        stored: StoreOutage with ``damaged``. A directory keeps the mode of a slice's file."""
+        stored: StoreOutage with ``damaged``. A directory keeps the mode of a slice's file. ``until``: the boottime
+        after which nothing is sent any more, also by a process that was frozen in this call: LeaseUnsettled. A document
+        (``bytes``) ends in bounded time, repetitions included."""
         ...
 
     def get(
@@ -158,9 +168,9 @@ class Objects(Protocol):
         """What is there now below ``prefix``, in the order of keys. More than ``limit`` raises ObjectTooLarge."""
         ...
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
         """Delete every version of these objects, in this order. Absent is success. One listing of what the keys'
-        common folder holds, then a free call for each version."""
+        common folder holds, then a free call for each version. ``until`` as for ``put``."""
         ...
 
     def check(self, prefix: str) -> Checked:
@@ -192,8 +202,9 @@ class Retry:
 T = TypeVar("T")
 
 
-def persist(call: Callable[[], T], retry: Retry) -> T:
-    """Repeat ``call`` while waiting can help. What arrived damaged is sent again at once, by a new connection."""
+def persist(call: Callable[[], T], retry: Retry, ends: float = math.inf) -> T:
+    """Repeat ``call`` while waiting can help, until the boottime ``ends``. What arrived damaged is sent again at once,
+    by a new connection."""
     attempt = damaged = 0
     while True:
         try:
@@ -202,9 +213,10 @@ def persist(call: Callable[[], T], retry: Retry) -> T:
             if problem.damaged and (damaged := damaged + 1) < SEND_DAMAGED:
                 continue
             attempt += 1
-            if problem.damaged or attempt >= retry.attempts:
+            pause = retry.pause(attempt, problem.wait)
+            if problem.damaged or attempt >= retry.attempts or boottime() + pause >= ends:
                 raise
-            retry.sleep(retry.pause(attempt, problem.wait))
+            retry.sleep(pause)
 
 
 # -- stores that speak HTTP ------------------------------------------------------------------------------------------
@@ -229,13 +241,25 @@ class HttpObjects:
     def hashes(self) -> tuple[str, ...]:
         raise NotImplementedError
 
-    def put(self, key: str, source: Source, hashes: Mapping[str, str] | None = None) -> None:
+    small_seconds = SMALL_SECONDS
+
+    def _persist(self, call: Callable[[], T], size: float = 0.0, until: float = math.inf) -> T:
+        """Within the time of a small request, longer for a document of more than a megabyte (a quarter of one per
+        second), unbounded for an infinite ``size``; sending nothing after the boottime ``until``."""
+        seconds = self.small_seconds + max(0.0, size - (1 << 20)) / (1 << 18)
+        with self._transport.bounds.of(seconds, until) as ends:
+            return persist(call, self._retry, ends)
+
+    def put(
+        self, key: str, source: Source, hashes: Mapping[str, str] | None = None, *, until: float = math.inf
+    ) -> None:
         check_relative_path(key)
+        size = len(source) if isinstance(source, bytes) else math.inf
         known = dict(hashes or {})
         missing = [name for name in self.hashes if name not in known]
         known |= hashes_of(source, missing) if missing else {}
         with self._about(key):
-            persist(lambda: self._put(key, source, known), self._retry)
+            self._persist(lambda: self._put(key, source, known), size, until)
 
     def get(
         self, key: str, take: Take, *, offset: int = 0, length: int | None = None, hash_name: str = "sha256"
@@ -269,7 +293,7 @@ class HttpObjects:
             before = done
             try:
                 with self._about(key):
-                    persist(receive, self._retry)
+                    self._persist(receive, math.inf)
                 return digest.hexdigest()
             except StoreOutage:
                 if done == before:
@@ -286,12 +310,12 @@ class HttpObjects:
                 return reply.document(limit)
 
         with self._about(key):
-            return persist(receive, self._retry)
+            return self._persist(receive, limit)
 
     def list(self, prefix: str, limit: int = MOST_LISTED) -> Iterator[ObjectInfo]:
         return self._ordered(self._pages(prefix, versions=False), prefix, limit)
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
         wanted = {check_relative_path(key): list[str]() for key in keys}
         if not wanted:
             return
@@ -307,7 +331,7 @@ class HttpObjects:
         for key, versions in wanted.items():
             for version in reversed(versions):  # the oldest first: the name never shows an older one
                 with self._about(key):
-                    persist(lambda key=key, version=version: self._delete(key, version), self._retry)  # type: ignore[misc]
+                    self._persist(partial(self._delete, key, version), until=until)
 
     def check(self, prefix: str) -> Checked:
         self._check_key(prefix)
@@ -363,7 +387,7 @@ class HttpObjects:
                 raise
             return False
 
-        return persist(send, self._retry)
+        return self._persist(send)
 
     def _size(self, reply: Reply, key: str, at: int, ranged: bool) -> int:
         """The whole object's size, by an answer that has its bytes from ``at`` on. Some servers answer a range with

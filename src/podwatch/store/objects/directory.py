@@ -7,6 +7,7 @@ path is opened segment by segment; a link in it is an error, and nothing outside
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import secrets
 from collections import Counter
@@ -25,8 +26,15 @@ from podwatch.store.objects.base import (
     Source,
     Take,
 )
-from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage, StoreRefused, damaged_in_transit
-from podwatch.store.objects.transport import BLOCK
+from podwatch.store.objects.errors import (
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreOutage,
+    StoreRefused,
+    damaged_in_transit,
+    too_late,
+)
+from podwatch.store.objects.transport import BLOCK, boottime
 from podwatch.system.files import open_dir_below
 from podwatch.system.open_by_descriptor import open_regular
 
@@ -43,8 +51,12 @@ class DirectoryObjects:
         self.calls: Counter[str] = Counter()
         self._inode: int | None = None
         self._swept = False
+        self._durable: set[str] = {""}
+        """Folders whose names survive a crash of the machine."""
 
-    def put(self, key: str, source: Source, hashes: Mapping[str, str] | None = None) -> None:
+    def put(
+        self, key: str, source: Source, hashes: Mapping[str, str] | None = None, *, until: float = math.inf
+    ) -> None:
         check_relative_path(key)
         with self._errors(key), self._scratch() as (scratch, folder, name):
             digest, done = hashlib.sha256(), 0
@@ -62,7 +74,7 @@ class DirectoryObjects:
             mode = os.fstat(source.descriptor).st_mode & 0o777 if isinstance(source, Slice) else 0o644
             os.fchmod(scratch, mode)
             os.fsync(scratch)
-            self._rename(folder, name, key)
+            self._rename(folder, name, key, until)
 
     def get(
         self, key: str, take: Take, *, offset: int = 0, length: int | None = None, hash_name: str = "sha256"
@@ -134,7 +146,7 @@ class DirectoryObjects:
                 except (IntegrityError, FileNotFoundError, NotADirectoryError):
                     continue  # no name of ours, or deleted meanwhile
 
-    def delete(self, keys: Sequence[str]) -> None:
+    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
         for key in keys:
             folder, _, name = check_relative_path(key).rpartition("/")
             with self._errors(key):
@@ -143,6 +155,7 @@ class DirectoryObjects:
                 except (FileNotFoundError, NotADirectoryError):
                     continue
                 try:
+                    self._check_time(until)
                     with suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=directory)
                     os.fsync(directory)
@@ -199,11 +212,13 @@ class DirectoryObjects:
                 finally:
                     os.close(file)
 
-    def _rename(self, folder: int, name: str, key: str) -> None:
+    def _rename(self, folder: int, name: str, key: str, until: float) -> None:
         target, _, last = key.rpartition("/")
         for attempt in range(3):  # a deletion may remove an empty folder before the rename
             directory = self._folder(target, create=True)
             try:
+                self._sync_above(target)
+                self._check_time(until)
                 os.rename(name, last, src_dir_fd=folder, dst_dir_fd=directory)
                 os.fsync(directory)
                 return
@@ -212,6 +227,21 @@ class DirectoryObjects:
                     raise
             finally:
                 os.close(directory)
+
+    def _sync_above(self, folder: str) -> None:
+        """A folder that was just made has its name in the one above."""
+        while folder not in self._durable:
+            self._durable.add(folder)
+            folder = folder.rpartition("/")[0]
+            above = self._folder(folder)
+            try:
+                os.fsync(above)
+            finally:
+                os.close(above)
+
+    def _check_time(self, until: float) -> None:
+        if boottime() > until:
+            raise too_late(self.url)
 
     def _drop_empty(self, folder: str) -> None:
         while folder:
@@ -226,6 +256,7 @@ class DirectoryObjects:
                 return
             finally:
                 os.close(directory)
+            self._durable.discard(folder)
             folder = above
 
     def _open(self, key: str) -> int:

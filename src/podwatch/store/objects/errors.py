@@ -24,6 +24,10 @@ class StoreRefused(RemoteError):  # noqa: N818
         self.kind = kind
 
 
+class LeaseUnsettled(RemoteError):  # noqa: N818
+    """It is not decided yet whether this pod holds the run, or what was known of it is too old: waiting can help."""
+
+
 class ObjectMissing(IntegrityError):  # noqa: N818
     """The store says that there is no such object."""
 
@@ -36,6 +40,10 @@ class ObjectTooLarge(IntegrityError):  # noqa: N818
 
     def __init__(self, where: str) -> None:
         super().__init__("the object is larger than any valid one", where=where)
+
+
+def too_late(where: str) -> LeaseUnsettled:
+    return LeaseUnsettled("ownership was confirmed too long ago: it is confirmed again", where=where, fix=AGAIN)
 
 
 def damaged_in_transit(where: str) -> StoreOutage:

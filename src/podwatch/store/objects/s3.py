@@ -6,18 +6,23 @@ Each request is a presigned URL: against ``put_object`` of the library that is t
 
 import base64
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
 import boto3
+import botocore.session
 from botocore import exceptions as boto_errors
 from botocore.config import Config
 from botocore.parsers import ResponseParserError, create_parser
 
-from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source, persist
+from podwatch.config.aws_files import check_aws_files, credential_program
+from podwatch.domain.errors import IntegrityError, PermissionDenied, RemoteError
+from podwatch.domain.secrets import register, register_temporary
+from podwatch.store.objects.base import HttpObjects, ObjectInfo, Retry, Source
 from podwatch.store.objects.errors import (
     ObjectMissing,
     StoreOutage,
@@ -105,6 +110,27 @@ class S3Access:
     ca: str = ""
 
 
+def _session(access: S3Access, transport: Transport) -> Any:
+    """boto3's, which finds credentials: in files that nobody else can write, and by no program. Old places that AWS's
+    own tools do not know are left out. Raises PermissionDenied."""
+    core = botocore.session.Session(profile=access.profile or None)
+    check_aws_files([Path(core.get_config_variable(n)).expanduser() for n in ("config_file", "credentials_file")])
+    transport.trust(core.get_config_variable("ca_bundle") or "")
+    if not access.access_key:
+        name = access.profile or core.get_config_variable("profile") or "default"
+        if program := credential_program(core.full_config.get("profiles", {}), name):
+            what = f"the AWS profile {program!r} has a credential_process, and podwatch starts no program for a key"
+            fix = "use SSO or a role, or put keys into it with `aws configure export-credentials`"
+            raise PermissionDenied(what, where=core.get_config_variable("config_file"), fix=fix)
+        resolver = core.get_component("credential_provider")
+        for old in ("ec2-credentials-file", "boto-config"):
+            resolver.remove(old)
+    return boto3.Session(
+        access.access_key or None, access.secret or None, access.token or None,
+        region_name=access.region or None, botocore_session=core,
+    )  # fmt: skip
+
+
 class S3Objects(HttpObjects):
     mark = "ETag"
 
@@ -117,6 +143,8 @@ class S3Objects(HttpObjects):
         self._parser = create_parser("rest-xml")
         self._making = threading.Lock()
         self._client: Any = None
+        self._session: Any = None
+        self._hidden = ""
         self._corrected = False
 
     @property
@@ -130,10 +158,7 @@ class S3Objects(HttpObjects):
         with self._making:
             if self._client is None:
                 access = self._access
-                session = boto3.Session(
-                    access.access_key or None, access.secret or None, access.token or None,
-                    region_name=access.region or None, profile_name=access.profile or None,
-                )  # fmt: skip
+                session = self._session = _session(access, self._transport)
                 style = {} if access.addressing == "auto" else {"addressing_style": access.addressing}
                 if access.addressing == "auto" and access.endpoint:
                     style = {"addressing_style": "path"}  # every service with an address of its own understands it
@@ -148,6 +173,18 @@ class S3Objects(HttpObjects):
                 )
             return self._client
 
+    def _hide_secrets(self) -> None:
+        """What boto3 found, and finds again when temporary credentials end, is never shown either."""
+        found = self._session.get_credentials()
+        frozen = found.get_frozen_credentials() if found is not None else None
+        if frozen is None or frozen.secret_key == self._hidden:
+            return
+        if frozen.token:
+            register_temporary(frozen.secret_key, frozen.token, frozen.access_key, now=time.monotonic())
+        else:
+            register(frozen.secret_key, frozen.access_key)
+        self._hidden = frozen.secret_key
+
     def _send(
         self,
         operation: str,
@@ -159,9 +196,12 @@ class S3Objects(HttpObjects):
         """One request. Where the answer names the bucket's region, once more with that."""
         try:
             client = self._made()
+            self._hide_secrets()
             url = client.generate_presigned_url(
                 operation, Params={"Bucket": self._bucket, **parameters}, ExpiresIn=EXPIRES,
             )  # fmt: skip
+        except PermissionDenied as error:
+            raise StoreRefused("key", error.what, where=error.where, fix=error.fix) from None
         except (boto_errors.NoCredentialsError, boto_errors.PartialCredentialsError, boto_errors.ProfileNotFound,
                 boto_errors.TokenRetrievalError, boto_errors.SSOError) as error:  # fmt: skip
             what = f"the store has no usable credentials ({error})"
@@ -261,7 +301,7 @@ class S3Objects(HttpObjects):
                 reply = self._send(operation, "C", {"Prefix": prefix, "EncodingType": "url", **more})
                 return self._page(operation, reply, prefix)
 
-            found, following = persist(ask, self._retry)
+            found, following = self._persist(ask)
             yield from found
             if not following:
                 return

@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError, RemoteError, SaveGone
+from podwatch.domain.secrets import scrub_all
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.open import open_objects
 from podwatch.store.transfer.fetch import Fetching
@@ -55,7 +56,7 @@ def main() -> int:
         store = open_objects(job.store, access, connections=job.connections, checksum=job.checksum)
         (Sending if job.direction == "send" else Fetching)(job, store, report).run()
     except BaseException as error:
-        report.say("error", **explain(error))
+        report.say("error", **scrub_all(explain(error)))
         return 1
     report.say("done")
     return 0

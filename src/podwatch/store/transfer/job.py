@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podwatch.domain.safe_names import check_relative_path
+from podwatch.store.keys import contradicts
 
 if TYPE_CHECKING:  # each brings its library: the child loads the one that it needs
     from podwatch.store.objects.b2 import B2Access
@@ -53,7 +54,8 @@ class TransferJob:
     """``roots``: a directory descriptor for each part, which the child inherits; it touches nothing outside.
     ``rate``: bytes per second, 0 for no limit. ``user``: whose rights open the files, -1 for our own. ``owners``: users
     whose files may have several names; None: judged already. ``links``: (part, path, target), made by a fetch.
-    ``sent``: the file that gets a line for each stored piece."""
+    ``sent``: the file that gets a line for each stored piece. ``alone``: a directory, empty for that of ``sent``: of
+    the uploads that name it one runs at a time."""
 
     direction: Literal["send", "fetch"]
     store: str
@@ -62,6 +64,7 @@ class TransferJob:
     roots: Mapping[str, int]
     links: tuple[tuple[str, str, str], ...] = ()
     sent: str = ""
+    alone: str = ""
     checksum: str = "sha256"
     connections: int = 8
     rate: float = 0.0
@@ -143,11 +146,11 @@ def stored_pieces(
     listing: "Mapping[str, ObjectInfo]",
 ) -> dict[str, SentPiece]:
     """The pieces that count as stored, by key: a line says that they were sent, from this very file, and the listing
-    shows them with that size. All others are sent (again)."""
+    shows them with that size and no other hash. All others are sent (again)."""
     found = {}
     for piece in pieces:
         line, entry = sent.get(piece.key), listing.get(piece.key)
-        if line is None or entry is None:
+        if line is None or entry is None or contradicts(entry.hash, line.hash):
             continue
         if (line.size, entry.size, line.identity) == (piece.size, piece.size, files[piece.file].identity):
             found[piece.key] = line

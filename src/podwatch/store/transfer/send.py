@@ -1,12 +1,15 @@
 """Sends pieces of files. Each is hashed, sent with that hash, and noted; a source that changed voids the save."""
 
 import contextlib
+import fcntl
 import os
 import stat
 import threading
+import time
 from collections import Counter
+from pathlib import Path
 
-from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.domain.errors import HostError, PodwatchError, RemoteError
 from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.transfer.job import Identity, MovedFile, Piece, SentPiece, TransferJob, append_sent
 from podwatch.store.transfer.lanes import RateLimit, Report, work_off
@@ -31,6 +34,7 @@ class Sending:
         self._limit, self._lock = RateLimit(job.rate), threading.Lock()
         self._left = Counter(piece.file for piece in job.pieces)
         self._open: dict[int, int] = {}
+        self._alone = _alone(job.alone or str(Path(job.sent).parent))
         self._sent = os.open(job.sent, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def run(self) -> None:
@@ -103,6 +107,21 @@ class Sending:
         if found.st_uid == around.st_uid and not around.st_mode & stat.S_IWOTH:
             return ""
         return f"the file is a hard link to one of user {found.st_uid}, and only its owner may decide that it is sent"
+
+
+def _alone(directory: str) -> int:
+    """A lock until this process ends. Raises HostError where another upload does not end soon: that of a podwatch that
+    was killed ends with it."""
+    lock, tries = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), 100
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if not (tries := tries - 1):
+                os.close(lock)
+                raise HostError("another upload is still running here", fix="podwatch tries again") from None
+            time.sleep(0.1)
 
 
 def _changed(file: MovedFile) -> SourceChanged:
