@@ -70,7 +70,7 @@ class Shelf:
         self.sets: tuple[CheckpointSet, ...] = ()
         self.layout = KINDS["verl"].make(Site(Path("/nowhere")))
 
-    def rescan(self, *, writers_ended: bool = False, anew: bool = False) -> tuple[CheckpointSet, ...]:
+    def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:
         return self.sets
 
 

@@ -19,7 +19,7 @@ from tests.support.memory_objects import (
 
 MIDNIGHT = 1.7e9 // 86400 * 86400
 TENFOLD = 100
-"""Objects that one of this test stands for: 4 pieces are a save of 47 GB then, in pieces of 128 MiB."""
+"""Real objects for each object of this test: its 4 pieces are then a save of 47 GB in pieces of 128 MiB."""
 
 
 class BilledObjects(MemoryObjects):

@@ -258,7 +258,7 @@ class FlatCatalogue:
     def sets(self) -> tuple[CheckpointSet, ...]:
         return self.held.mark(self._found)
 
-    def rescan(self, *, writers_ended: bool = False, anew: bool = False) -> tuple[CheckpointSet, ...]:
+    def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:
         found = []
         for step in self.layout.numbers("checkpoints"):
             path = self.layout.part_dir("checkpoints", step)

@@ -211,24 +211,23 @@ class Catalogue:
         """Directories to watch for events now: the layout's roots and the steps that are not settled."""
         return (*self.layout.watch_roots(), *self._open)
 
-    def rescan(self, *, writers_ended: bool = False, anew: bool = False) -> tuple[CheckpointSet, ...]:
-        """Read everything that can have changed. Never raises for changes on disk meanwhile. ``anew``: list the
+    def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:
+        """Read everything that can have changed. Never raises for changes on disk meanwhile. ``list_again``: list the
         directories whatever their times show, before a decision that moves what it does not know.
 
         ``writers_ended``: every process that could write here was seen to end. On a local filesystem a checkpoint is
         then complete after two equal scans, without a settle time.
         """
         with self._lock:
-            if not anew and self._nothing_new():
+            if not list_again and self._nothing_new():
                 return self.sets
             if problem := replaced(self._tree):
                 return self._believe_nothing(problem)
             now, wall_ns = self._clock.monotonic(), int(self._clock.wall() * 1e9)
             try:
-                roots = tuple((str(p), *stamp(str(p))) for p in (*self.layout.watch_roots(), self.layout.output_dir))
+                roots = tuple((path, *stamp(path)) for path in self._watched())
                 found = without_linked(self.layout, self._roots_known, self.layout.steps())
                 steps, linked, behind = found
-                roots += tuple((str(path), *seen) for path, seen in self.layout.unclear().items())
                 alone = {s: path for s, path in linked_out(self.layout, self._roots_known).items() if s not in steps}
                 self._linked, self._out_of_reach = (*linked, *alone.values()), behind | alone.keys()
             except OSError as error:
@@ -253,7 +252,9 @@ class Catalogue:
             self._remember()
             aged = all(0 <= mtime < wall_ns - _FRESH_NS for _, mtime, _ in roots)
             calm = not self._problem and not settling.slow and all(k.settled for k in fresh.values())
-            self._roots, self._listed = roots, now if aged and calm else None
+            # What is watched only from now on was read before its time was.
+            calm = aged and calm and self._watched() <= {path for path, _, _ in roots}
+            self._roots, self._listed = roots, now if calm else None
             return self.sets
 
     def contents(self, step: int) -> SetContents:
@@ -313,6 +314,10 @@ class Catalogue:
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
             return False
         return all(known.as_before() for known in self._known.values())
+
+    def _watched(self) -> set[str]:
+        """Where a step can appear."""
+        return {str(path) for path in (*self.layout.watch_roots(), self.layout.output_dir)}
 
     def _compare_again(self, states: Mapping[int, Known]) -> None:
         """A save that lacks what the saves around it have is judged again when another one is complete."""

@@ -143,11 +143,6 @@ class Layout(Protocol):
         """Every step of which at least one part exists, with all parts of a complete checkpoint."""
         ...
 
-    def unclear(self) -> Mapping[Path, tuple[int, int]]:
-        """What had the name of a step at the last ``steps`` and was no checkpoint yet, with (mtime in ns, inode) from
-        before it was read: it can become one without a change in the directories of ``watch_roots``."""
-        ...
-
     def part_dir(self, part: str, step: int) -> Path:
         """Where ``part`` of ``step`` belongs; used by restore, so it must work in an empty output_dir.
 

@@ -131,7 +131,7 @@ class TableLayout(TablePlaces):
 
     def first_step_after(self, step: int) -> int:
         table = self.table
-        if any(self._entries(table, part, {}) for part in table.counts_saves):
+        if any(self._entries(table, part) for part in table.counts_saves):
             return 0
         return step + table.first_step_after
 
@@ -144,10 +144,6 @@ class TableLayout(TablePlaces):
         existing = frozenset(listing.steps)
         self._inspected = {step: seen for step, seen in self._inspected.items() if step in existing}
         return _OnDemand(listing.steps, lambda step: self._parts(listing, step))
-
-    def unclear(self) -> Mapping[Path, tuple[int, int]]:
-        listing = self._listing
-        return {} if listing is None else listing.unclear
 
     # -- judging ------------------------------------------------------------------------------------------------------
 

@@ -57,8 +57,6 @@ class Entry:
 
 
 Entries = Mapping[int, Sequence[Entry]]
-Stamps = dict[Path, tuple[int, int]]
-"""(mtime in ns, inode), from before it was read, of what has the name of a step and is no checkpoint yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,6 @@ class Listing:
     table: TrainerTable
     entries: Mapping[str, Entries]
     steps: tuple[int, ...]
-    unclear: "Stamps"
 
     @property
     def existing(self) -> frozenset[str]:
@@ -102,6 +99,8 @@ class TablePlaces:
         self._trainer, self._site = trainer, site
         self._place = trainer.place(site)
         self._belonging: set[tuple[Path, int]] = set()
+        self._undecided: set[Path] = set()
+        """Directories with the name of a step that contain no checkpoint yet, and those in them."""
         self._steps_inside: dict[Path, tuple[tuple[int, int, int], int | None]] = {}
 
     @property
@@ -112,14 +111,15 @@ class TablePlaces:
     # -- where things are ---------------------------------------------------------------------------------------------
 
     def _look(self) -> Listing:
-        table, unclear = self.table, Stamps()
-        entries = {part: self._entries(table, part, unclear) for part in (*table.parts, *table.optional)}
+        table = self.table
+        entries = {part: self._entries(table, part) for part in (*table.parts, *table.optional)}
         if table.either:
             used = next((part for part in table.parts if entries[part]), "")
             entries = {part: found if part == used else {} for part, found in entries.items()}
         self._steps_inside = {p: v for p, v in self._steps_inside.items() if status_of(p) is not None}
+        self._undecided = {path for path in set(self._undecided) if status_of(path) is not None}
         makers = (*(table.identity or table.parts), *table.exports)
-        return Listing(table, entries, tuple(sorted({step for part in makers for step in entries[part]})), unclear)
+        return Listing(table, entries, tuple(sorted({step for part in makers for step in entries[part]})))
 
     def _parts(self, listing: Listing, step: int) -> tuple[PartDir, ...]:
         table = listing.table
@@ -180,8 +180,9 @@ class TablePlaces:
         roots: dict[Path, None] = {}
         for root in wanted:
             roots.update(dict.fromkeys(self._on_the_way(root, steps) if self._is_wild(root) else (root,)))
-        # A file whose step cannot be read yet grows without changing its directory.
+        # A file whose step cannot be read yet grows without changing its directory, and an empty directory is filled.
         roots.update((path, None) for path, (_, step) in self._steps_inside.items() if step is None)
+        roots.update(dict.fromkeys(sorted(self._undecided)))
         return tuple(roots)
 
     def _on_the_way(self, root: Path, steps: Container[Path]) -> Iterator[Path]:
@@ -235,7 +236,7 @@ class TablePlaces:
             else:
                 yield template
 
-    def _entries(self, table: TrainerTable, part: str, unclear: Stamps) -> Entries:
+    def _entries(self, table: TrainerTable, part: str) -> Entries:
         found: dict[int, list[Entry]] = {}
         seen: set[Path] = set()
         with self.inspector:
@@ -246,21 +247,20 @@ class TablePlaces:
                     entry = Entry(template, name)
                     if entry.top in seen or any(fnmatchcase(name, glob) for glob in table.not_names):
                         continue
-                    step = self._step_of(table, entry, unclear)
-                    if step is not None and self._belongs(table, entry, unclear):
+                    step = self._step_of(table, entry)
+                    if step is not None and self._belongs(table, entry):
                         seen.add(entry.top)
                         found.setdefault(step, []).append(entry)
         return {
             step: sorted(few, key=lambda e: _rank(table, e)) if len(few) > 1 else few for step, few in found.items()
         }
 
-    def _step_of(self, table: TrainerTable, entry: Entry, unclear: Stamps) -> int | None:
+    def _step_of(self, table: TrainerTable, entry: Entry) -> int | None:
         if table.hook != "lightning":
             return number_in(entry.template.name, entry.name)
         if pattern_of(entry.template.name).fullmatch(entry.name) is None:
             return None
-        file, before = entry.top, Stamps()
-        _stamp(before, file)
+        file = entry.top
         if file.is_dir():
             candidates = (file / "meta.pt", *sorted((file / "checkpoint").glob("*_model_states.pt"))[:1])
             file = next((c for c in candidates if c.is_file()), file)
@@ -273,12 +273,9 @@ class TablePlaces:
             if values is None:  # nobody knows yet: asked again
                 return special.lightning_step(entry.name, {})
             self._steps_inside[entry.top] = stamp, special.lightning_step(entry.name, values)
-        step = self._steps_inside[entry.top][1]
-        if step is None:
-            unclear.update(before)
-        return step
+        return self._steps_inside[entry.top][1]
 
-    def _belongs(self, table: TrainerTable, entry: Entry, unclear: Stamps) -> bool:
+    def _belongs(self, table: TrainerTable, entry: Entry) -> bool:
         """Whether it contains such a checkpoint, where names are not enough: one directory deep at most. A yes holds as
         long as the directory exists."""
         if not table.belongs:
@@ -287,18 +284,15 @@ class TablePlaces:
         key = (entry.top, status.st_ino if status else 0)
         if key in self._belonging:
             return True
-        before = Stamps()
-        _stamp(before, entry.top)
         names = listed(entry.top, files_too=True)
         folders = [entry.top / name for name in names if table.hook != "orbax" and (entry.top / name).is_dir()]
-        for folder in folders:
-            _stamp(before, folder)
         deeper = [n for folder in folders for n in listed(folder, files_too=True)]
         found = any(fnmatchcase(n, glob) for n in (*names, *deeper) for glob in table.belongs)
         if found:
             self._belonging.add(key)
+            self._undecided.difference_update((entry.top, *folders))
         else:
-            unclear.update(before)
+            self._undecided.update((entry.top, *folders))
         return found
 
     def _beside(self, listing: Listing, step: int) -> tuple[Path, ...]:
@@ -348,7 +342,7 @@ class TablePlaces:
             for rule in table.trackers
             if not rule.part or self._tracker_path(table, rule).parent.is_dir()
         ]
-        own = self._entries(table, main_part(table), {}).get(step, ()) if table.pin_links else ()
+        own = self._entries(table, main_part(table)).get(step, ()) if table.pin_links else ()
         found += [Tracker(p, target=own[0].name) for p in self._links(table) if own and p.parent == own[0].top.parent]
         return tuple(found)
 
@@ -429,11 +423,6 @@ def status_of(path: Path) -> os.stat_result | None:
         return path.lstat()
     except OSError:
         return None
-
-
-def _stamp(stamps: Stamps, path: Path) -> None:
-    status = status_of(path)
-    stamps[path] = (status.st_mtime_ns, status.st_ino) if status is not None else (0, 0)
 
 
 def listed(root: Path, *, files_too: bool) -> list[str]:

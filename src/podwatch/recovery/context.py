@@ -322,7 +322,7 @@ class RecoveryContext:
         return self.tools.run.own.owns(found)
 
     async def rescan(self) -> tuple[CheckpointSet, ...]:
-        look = partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended, anew=True)
+        look = partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended, list_again=True)
         return await self.tools.blocking(look)
 
     def expected_step(self) -> int | None:

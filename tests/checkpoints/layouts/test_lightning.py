@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import ConfigurationError, Layout, SaveEnd, open_layout, recognised_as, resume_argv
-from tests.support.checkpoints import torch_zip_bytes
+from tests.drivers.checkpoints import (
+    ConfigurationError,
+    Layout,
+    SaveEnd,
+    catalogue_of,
+    open_layout,
+    recognised_as,
+    resume_argv,
+)
+from tests.support.checkpoints import ManualClock, torch_zip_bytes
 from tests.support.golden import GOLDENS
 from tests.support.layout_checks import relative, verdict
 from tests.support.layout_makers import lightning as maker
@@ -47,6 +55,23 @@ def test_the_step_is_the_one_inside(tmp_path: Path) -> None:
     assert layout.steps()[40][0].names == ("epoch=0-step=3.ckpt",)
     put(tmp_path / "hpc_ckpt_2.ckpt", 60, age=1)
     assert set(layout.steps()) == {30, 40, 60}
+
+
+def test_a_file_without_a_step_in_its_name_is_found_once_it_can_be_read(tmp_path: Path) -> None:
+    """It was cut off by a kill and is written again in place: nothing changes in the directory above it."""
+    directory = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
+    put(directory / "epoch=0-step=10.ckpt", 10)
+    hidden = directory / "hidden.ckpt"
+    hidden.write_bytes(maker.content(20)[:-10])
+    for path in (hidden, *hidden.parents[:4]):
+        os.utime(path, (1_600_000_000,) * 2)
+    clock = ManualClock()
+    catalogue = catalogue_of(layout_at(tmp_path), clock, settle=5.0, settle_weak=60.0)
+    for _ in range(3):
+        assert [s.step for s in catalogue.rescan()] == [10]
+        clock.advance(100)
+    hidden.write_bytes(maker.content(20))
+    assert [s.step for s in catalogue.rescan()] == [10, 20]
 
 
 def test_a_growing_file_is_told_by_its_name_only(tmp_path: Path) -> None:

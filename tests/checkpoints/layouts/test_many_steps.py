@@ -12,7 +12,7 @@ from podwatch.checkpoints.trainers import KINDS
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.system.clock import SystemClock
 from tests.drivers.checkpoints import catalogue_of, open_layout
-from tests.support.checkpoints import dcp_files
+from tests.support.checkpoints import ManualClock, dcp_files
 
 
 def write_dcp(root: Path, steps: int) -> None:
@@ -42,6 +42,24 @@ def test_the_first_look_lists_the_steps_a_few_times_not_once_for_each(
     assert listed.count(tmp_path) <= 4
     catalogue.rescan()
     assert listed.count(tmp_path) <= 8
+
+
+def test_an_empty_directory_is_believed_only_after_a_second_look(tmp_path: Path) -> None:
+    """The first one reads it before anyone knows that its time counts."""
+    write_dcp(tmp_path, 2)
+    clock = ManualClock()
+    catalogue = catalogue_of(open_layout("dcp", tmp_path), clock, settle=0.0, settle_weak=0.0)
+    for number in range(4):
+        os.utime(tmp_path, (1_600_000_000,) * 2)
+        if number == 3:  # everything else is settled, and the directory is an old one
+            (tmp_path / "step-2").mkdir()
+            for path in (tmp_path, tmp_path / "step-2"):
+                os.utime(path, (1_500_000_000,) * 2)
+        catalogue.rescan()
+        clock.advance(100)
+    for name, data in dcp_files(size=256, ranks=2).items():
+        (tmp_path / "step-2" / name).write_bytes(data)
+    assert [s.step for s in catalogue.rescan()] == [0, 1, 2]
 
 
 def test_siblings_that_were_deleted_since_the_last_look_are_replaced(tmp_path: Path) -> None:
