@@ -176,6 +176,17 @@ def test_a_root_that_its_owner_recreated_is_pinned_again(tree: PinnedTree, out: 
     assert tree.names(out) == ("step_1",)
 
 
+def test_a_root_that_was_missing_for_a_moment_is_pinned_again(tree: PinnedTree, out: Path) -> None:
+    assert tree.names(out) == ("step_5",)
+    out.rename(out.with_name("away"))
+    for missing in (lambda: tree.names(out), tree.pins, tree.check):
+        with contextlib.suppress(FileNotFoundError):
+            missing()
+    out.with_name("away").rename(out)
+    assert tree.names(out) == ("step_5",), "the same directory as before, under its name again"
+    assert tree.problem() == ""
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @as_root
 def test_a_root_replaced_by_a_link_stops_every_change(out: Path, when: str) -> None:

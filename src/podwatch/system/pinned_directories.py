@@ -93,7 +93,7 @@ class _Root:
     def __init__(self, path: Path, *, ours: bool, owner: int | None) -> None:
         self.path, self.ours, self._owner = path, ours, owner
         self._fd = -1
-        self._pinned: os.stat_result | None = None
+        self._pinned: os.stat_result | None = None  # without a descriptor: of the trainer's root that was here last
         self._lock = threading.Lock()
 
     def open(self) -> int:
@@ -103,7 +103,7 @@ class _Root:
                 now: os.stat_result | None = self.path.stat()
             except FileNotFoundError:
                 now = None
-            if self._pinned is None or now is None or _whose(now) != _whose(self._pinned):
+            if self._fd < 0 or self._pinned is None or now is None or _whose(now) != _whose(self._pinned):
                 self._pin()
             return os.dup(self._fd)
 
