@@ -437,9 +437,10 @@ def test_what_cannot_be_read_keeps_the_last_sets(out: Path, monkeypatch: pytest.
     monkeypatch.setattr(os, "scandir", denied)
     assert bench.poll(LOOK_AROUND)[5].complete
     assert "Permission denied" in bench.catalogue.problem
+    assert bench.catalogue.unlisted == bench.catalogue.problem, "a choice must not rest on the list of before"
     monkeypatch.undo()
     bench.poll()
-    assert bench.catalogue.problem == ""
+    assert (bench.catalogue.problem, bench.catalogue.unlisted) == ("", "")
 
 
 def test_an_unreadable_set_is_never_called_incomplete(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

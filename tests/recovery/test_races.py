@@ -218,6 +218,38 @@ async def test_no_answer_and_a_change_are_no_damage(world: World, answers: list[
     await podwatch.leave()
 
 
+@pytest.mark.parametrize("since", ["the death", "the choice"])
+async def test_while_the_checkpoints_cannot_be_listed_nothing_is_chosen_or_moved(world: World, since: str) -> None:
+    podwatch = await running(world)
+    world.save(10)
+    podwatch.catalogue.rescan()
+    world.save(15)  # not in the list that was read last
+    verify = podwatch.catalogue.verify
+
+    def unlist() -> None:
+        podwatch.catalogue.unlisted = "Input/output error"
+
+    def verify_then_unlist(step: int) -> tuple[str, ...]:
+        if since == "the choice" and len(world.plans) == 1 and not podwatch.catalogue.unlisted:
+            unlist()
+        return verify(step)
+
+    podwatch.catalogue.verify = verify_then_unlist  # type: ignore[method-assign]
+    world.kill()
+    if since == "the death":
+        unlist()
+    podwatch.see(17, finding=death())
+    await podwatch.until_phase(Phase.BLOCKED)
+    assert "cannot be listed: Input/output error" in podwatch.recovery.state.detail
+    assert len(world.plans) == 1
+    podwatch.catalogue.verify = verify  # type: ignore[method-assign]
+    podwatch.catalogue.unlisted = ""
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15
+    assert not any(event.name == "quarantined" for event in world.events)
+    await podwatch.leave()
+
+
 async def test_without_any_answer_the_operator_is_asked(world: World) -> None:
     podwatch = await running(world)
     for step in (10, 15):

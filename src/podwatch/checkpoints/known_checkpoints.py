@@ -173,6 +173,7 @@ class Catalogue:
         self._saving = False
         self._open: tuple[Path, ...] = ()
         self._problem = ""
+        self._unlisted = ""
         self._held_back = held_back
         self._marked: tuple[tuple[object, ...], tuple[CheckpointSet, ...]] = ((), ())
 
@@ -193,9 +194,14 @@ class Catalogue:
 
     @property
     def problem(self) -> str:
-        """The reason why the last rescan could not read everything; empty if it could. ``sets`` is then that of the
-        rescan before."""
+        """The reason why the last rescan could not read everything; empty if it could."""
         return self._problem
+
+    @property
+    def unlisted(self) -> str:
+        """The reason why the last rescan could not list the checkpoints; empty if it could. ``sets`` is then that of
+        the rescan before: what was saved since is missing in it."""
+        return self._unlisted
 
     @property
     def linked(self) -> tuple[Path, ...]:
@@ -231,8 +237,10 @@ class Catalogue:
                 alone = {s: path for s, path in linked_out(self.layout, self._roots_known).items() if s not in steps}
                 self._linked, self._out_of_reach = (*linked, *alone.values()), behind | alone.keys()
             except OSError as error:
-                self._problem, self._listed = f"{error.filename or self.layout.output_dir}: {error.strerror}", None
+                self._problem = self._unlisted = f"{error.filename or self.layout.output_dir}: {error.strerror}"
+                self._listed = None
                 return self.sets
+            self._unlisted = ""
             settling = self._settling
             settling.begin(slow=slow_to_show(self.layout.watch_roots()), writers_ended=writers_ended)
             close = self._look_closely(steps)
@@ -330,7 +338,8 @@ class Catalogue:
 
     def _believe_nothing(self, problem: str) -> tuple[CheckpointSet, ...]:
         """The checkpoints stay listed, but podwatch neither uses nor removes them."""
-        self._problem, self._listed = problem, None
+        self._problem = self._unlisted = problem
+        self._listed = None
         for known in self._known.values():
             known.set = replace(known.set, completeness=Completeness.WRITING, save_id="", reason=problem)
             known.settled = False

@@ -15,7 +15,7 @@ from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.resume_flags import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
-from podwatch.domain.errors import PodwatchError
+from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import EarlierSave, Lineage, Mutation
@@ -220,10 +220,20 @@ class ResumeChooser:
         self.context.tools.run.own.in_store = frozenset((p.step, p.save_id) for p in published if p.restored)
         return [s for s in sets if self.context.owns(s)], [s for s in sets if not self.context.owns(s)]
 
+    def _require_list(self) -> None:
+        """Raises HostError where the last rescan could not list the checkpoints: by an earlier list, what was saved
+        since would be passed over and moved to quarantine."""
+        if why := self.context.tools.catalogue.unlisted:
+            raise HostError(
+                f"the checkpoints cannot be listed: {why}",
+                fix="make the directory readable; podwatch then chooses the step and starts training",
+            )
+
     async def choose(
         self, *, wanted: int | None = None, fresh: bool = False, below: int | None = None, wait: bool = True
     ) -> Choice:
-        """Return the step to start from. Raises StoreUnknown or NothingToResume rather than start fresh by accident.
+        """Return the step to start from. Raises StoreUnknown or NothingToResume rather than start fresh by accident,
+        HostError while the checkpoints cannot be listed.
 
         With ``wait``, waits for a newer checkpoint that is whole and still settling; status shows that meanwhile.
         """
@@ -239,6 +249,7 @@ class ResumeChooser:
         unsound: dict[int, str] = {}
         while True:
             ours, foreign = await self.ours()
+            self._require_list()
             use = ours or foreign
             settling = awaited(use, refused=self.context.run.refused, wanted=wanted, below=below) if wait else None
             if settling is not None:
@@ -370,6 +381,7 @@ class ResumeChooser:
         if choice.source == "store" or run.fresh:
             return True
         sets = await self.context.rescan()
+        self._require_list()
         judged = {step for step, _ in choice.rejected}
         above = -1 if choice.step is None else choice.step
         newer = (s for s in sets if s.step > above and s.step not in judged and self.context.owns(s))

@@ -162,6 +162,9 @@ class CatalogueReader(Protocol):
     @property
     def out_of_reach(self) -> frozenset[int]: ...
 
+    @property
+    def unlisted(self) -> str: ...
+
     def verify(self, step: int) -> tuple[str, ...]: ...
 
 
