@@ -130,12 +130,17 @@ def test_delete_means_every_version_and_nothing_else(store: Objects, at: str) ->
     assert list(store.list(f"{at}/")) == []
 
 
+FROZEN_SECONDS = 3.0
+
+
 def stops_itself(store_of: Callable[[], Objects], key: str, path: Path) -> None:
     """In a child: freeze after the body's first block was read, and go on after the permission has ended."""
+    store = store_of()
+    list(store.list(key))  # the client is made: the first block is read soon after the call
     with path.open("rb") as file:
         piece = Slice(file.fileno(), 0, 4 << 18, lambda _: os.kill(os.getpid(), signal.SIGSTOP))
         try:
-            store_of().put(key, piece, until=boottime() + 1.0)
+            store.put(key, piece, until=boottime() + FROZEN_SECONDS)
         except LeaseUnsettled:
             os._exit(42)
     os._exit(1)
@@ -153,8 +158,9 @@ def test_a_call_that_was_frozen_sends_nothing_any_more(
     child = multiprocessing.get_context("fork").Process(target=stops_itself, args=(make, f"{at}/frozen", file))
     child.start()
     assert child.pid is not None
-    os.waitpid(child.pid, os.WUNTRACED)
-    time.sleep(1.2)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), "it ended before it read the first block"
+    time.sleep(FROZEN_SECONDS + 0.2)
     while child.exitcode is None:  # each block stops it again
         os.kill(child.pid, signal.SIGCONT)
         child.join(0.05)
