@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import CHANGED, InspectionUnanswered
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.resume_flags import Resumed, resumed
+from podwatch.checkpoints.resume import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import PodwatchError

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from podwatch.checkpoints import command_line
+from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.trainers import concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.trainers.prime_rl_run import hints
@@ -80,7 +80,7 @@ def _uv(settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterat
     lines = list(_program("uv", settings, environment, cwd, name="uv"))
     if all(line.level == "ok" for line in lines):
         yield from lines
-    elif in_time(lambda: hints(settings.trainer.command, cwd, "")).variant != "B":
+    elif in_time(lambda: hints(command_of(site_of(settings)), "")).variant != "B":
         text = "uv not found; prime-rl of early 2026 starts its inference server and its orchestrator with uv"
         yield Line("uv", "warn", text, "if you use that version, set PATH in trainer.env, with uv's directory in it")
 
@@ -131,15 +131,11 @@ def keys(settings: Settings) -> Iterator[Line]:
 
 def _told_offline(settings: Settings) -> str:
     """Where the command, or a file that it names, switches W&B to offline; empty if neither does."""
-    trainer, names = settings.trainer, ("--wandb.offline", "--trainer.wandb.offline")
-    said = (command_line.flag_value(trainer.command, names) or "").lower()
-    if command_line.has_flag(trainer.command, names) and said not in ("false", "no", "0"):
+    training, names = command_of(site_of(settings)), ("wandb.offline", "trainer.wandb.offline")
+    if training.has(*names) and (training.given(*names) or "").lower() not in ("false", "no", "0"):
         return "the command has --wandb.offline"
-    for document in command_line.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent):
-        section = document.get("wandb")
-        if isinstance(section, dict) and section.get("offline") is True:
-            return "the trainer's configuration has wandb.offline = true"
-    return ""
+    offline = not training.has(*names) and training.configured(*names) is True
+    return "the trainer's configuration has wandb.offline = true" if offline else ""
 
 
 def vllm(settings: Settings) -> Iterator[Line]:
