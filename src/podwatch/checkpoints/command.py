@@ -59,10 +59,9 @@ class Command:
         inside = [word for program in self.programs if program.shell for word in program.words]
         return (*self.argv, *inside)
 
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Files that its shell script writes by redirections and ``tee``, relative to where it runs."""
-        return tuple(dict.fromkeys(name for program in self.programs for name in program.writes))
+    def written_paths(self) -> list[Path]:
+        """Files that its shell script writes by redirections and ``tee``, as far as it is known where it runs."""
+        return [p.cwd / name for p in self.programs if p.cwd is not None for name in p.writes if "\0" not in name]
 
     def passes_arguments_on(self) -> bool:
         """Whether an argument at its end reaches the trainer. True also where that is unknown."""

@@ -22,7 +22,8 @@ _SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`\n]*`")
 _HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _ALL = re.compile(r"\$(?:@|\*|\{@|\{\*|\{1\+\$@)")
 _POSITION = re.compile(r"\$(?:([0-9])|\{([0-9])\})")
-_VARIABLE = re.compile(r"\$\w+|\$\{[^}]*\}")
+_VARIABLE = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?\}?")
+_FROM_ALL = re.compile(r"\b(\w{1,60})\+?=[^\n;&|=]{0,200}?\$(?:@|\*|\{@|\{\*)")
 _OWN = re.compile(r"\$\{?PODWATCH_(?:STEP|CHECKPOINT|RESUME_ARGS)\b")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _KEYWORDS = frozenset({"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "time", "command", "eval"})
@@ -37,7 +38,7 @@ _BUILTINS = frozenset(
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
     """``words``: without assignments before them. ``passes``: the script's own arguments are among them, or a variable
-    may hold these. ``writes``: files that it writes by a redirection or as ``tee``."""
+    that holds these. ``writes``: files that it writes by a redirection or as ``tee``."""
 
     words: tuple[str, ...]
     passes: bool = False
@@ -48,7 +49,7 @@ def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> 
     """Every command in the text, in order; those up to a quote that never closes. ``arguments`` and ``name`` are the
     script's own ``$@`` and ``$0``."""
     found: list[ShellCommand] = []
-    variables = _ALL.search(text) is not None
+    variables = frozenset(_FROM_ALL.findall(text))
     for raw, redirected in _split(_prepared(text)):
         words = _without_lead(raw)
         first = _unquoted(words[0]) if words else ""
@@ -57,7 +58,7 @@ def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> 
         if first in _BUILTINS or first == "tee":
             words = []
         full = [part for word in words for part in _expanded(word, arguments, name)]
-        passes = any(_passes(word, variables=variables) for word in words)
+        passes = any(_passes(word, variables) for word in words)
         if full or writes:
             found.append(ShellCommand(tuple(full), passes, writes))
     return found
@@ -140,10 +141,11 @@ def _expanded(word: str, arguments: Sequence[str], name: str) -> list[str]:
     return [_POSITION.sub(at, _unquoted(word))]
 
 
-def _passes(word: str, *, variables: bool) -> bool:
-    """``variables``: somewhere the script reads its own arguments, so that a variable may hold them."""
+def _passes(word: str, variables: frozenset[str]) -> bool:
+    """``variables``: those to which the script assigns its own arguments."""
     if word.startswith("'"):
         return False
     if _ALL.search(word):
         return True
-    return variables and _VARIABLE.fullmatch(word.strip('"')) is not None
+    variable = _VARIABLE.fullmatch(word.strip('"'))
+    return variable is not None and variable[1] in variables
