@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_whether_arguments_reach_the_trainer(tmp_path: Path, text: str, passes: 
 
 
 @pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["sh", "-c", 't.py "$@"'], "sh"),
+        (["/bin/bash", "-o", "pipefail", "-c", 't.py "$@"'], "bash"),
+        (["nohup", "bash", "-lc", 't.py "$@"'], "bash"),
+        (["sh", "-c", 't.py "$@"', "train"], ""),
+        (["sh", "-c", "t.py $PODWATCH_RESUME_ARGS"], ""),
+        (["bash", "run.sh"], ""),
+        (["t.py"], ""),
+    ],
+)
+def test_a_shell_line_needs_a_name_before_its_first_argument(argv: list[str], name: str) -> None:
+    assert Command(argv).name_of_shell() == name
+
+
+@pytest.mark.parametrize(
     ("argv", "layout"),
     [
         ("srun --ntasks 8 python -u -m verl.trainer.main_ppo", "verl"),
@@ -105,14 +122,12 @@ def test_whether_arguments_reach_the_trainer(tmp_path: Path, text: str, passes: 
         ("ray job submit --working-dir . -- python3 -m verl.trainer.main_ppo", "verl"),
         ("uv run --isolated --extra vllm -m skyrl_train.entrypoints.main_base", "skyrl"),
         ("timeout 3h torchrun -m torchtitan.train", "torchtitan"),
-        ("bash -c cd\\ /app&&exec\\ uv\\ run\\ rl\\ @\\ x.toml", "prime-rl"),
+        ("bash -c 'cd /app && exec uv run rl @ x.toml'", "prime-rl"),
         ("python train.py", ""),
     ],
 )
 def test_one_recogniser_sees_through_every_wrapper(argv: str, layout: str) -> None:
-    command = Command(
-        argv.replace("\\ ", "\0").split(" ") and [w.replace("\0", " ") for w in argv.replace("\\ ", "\0").split()]
-    )
+    command = Command(shlex.split(argv))
     found = [name for name, table in all_commands().items() if table.recognised(name, command, certain=True)]
     assert found == ([layout] if layout else [])
 

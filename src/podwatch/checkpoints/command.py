@@ -77,7 +77,7 @@ class Command:
         """The word that ``sh -c TEXT`` needs before the first argument: empty if it has one, or is no such command."""
         words = _unwrapped(list(self.argv))
         opened = _shell_parts(words) if words else None
-        if opened is None or not opened.inline or opened.given or not any(p.passes for p in self.programs):
+        if opened is None or not opened.inline or opened.script or not any(p.passes for p in self.programs):
             return ""
         return Path(words[0]).name
 
