@@ -73,6 +73,12 @@ class Command:
         trains = [p for p in inside if p.launcher or p.module or p.script]
         return any(program.passes for program in trains or inside)
 
+    def hides_exit_code(self) -> bool:
+        """Whether a shell pipes the trainer's output on without pipefail: ``train | tee log`` exits with tee's 0."""
+        inside = [program for program in self.programs if program.shell]
+        trains = [p for p in inside if p.launcher or p.module or p.script] or inside
+        return any(p.piped and "pipefail" not in p.shell for p in trains) and "pipefail" not in self.argv
+
     def name_of_shell(self) -> str:
         """The word that ``sh -c TEXT`` needs before the first argument: empty if it has one, or is no such command."""
         words = _unwrapped(list(self.argv))
@@ -286,6 +292,8 @@ class Program:
     """The text of the shell script that starts it, or that it is; empty: no shell, or it cannot be read."""
     passes: bool = False
     """The shell script passes its own arguments on to it."""
+    piped: bool = False
+    """Another program reads its output."""
     writes: tuple[str, ...] = ()
 
     def runs(self, modules: Sequence[str]) -> bool:
@@ -331,7 +339,8 @@ def _inside(text: str, script: "_Shell", cwd: Path | None, depth: int) -> Iterat
 
 def _as_called(program: Program, found: ShellCommand) -> Program:
     passes = found.passes and (program.passes or not program.shell)
-    return replace(program, passes=passes, writes=(*program.writes, *found.writes))
+    piped = program.piped or found.piped
+    return replace(program, passes=passes, piped=piped, writes=(*program.writes, *found.writes))
 
 
 def _moved(cwd: Path | None, to: Sequence[str]) -> Path | None:

@@ -9,9 +9,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from podwatch.checkpoints.command import PLACEHOLDERS, Command, without_settings
+from podwatch.checkpoints.command import PLACEHOLDERS, Command, can_be_value, without_settings
 from podwatch.checkpoints.command_files import value_at
 from podwatch.checkpoints.command_table import CommandTable, ResumeRule
 from podwatch.checkpoints.layout import Layout, ResumeCommand
@@ -58,7 +59,8 @@ def resume_command(
     valued = (*rule.drop, *(rule.drop_for_resume if resuming else ()))
     bare = (*rule.drop_bare, *(rule.drop_bare_for_resume if resuming else ()))
     if resuming and not isinstance(override, str):
-        valued = (*valued, *_names_in(override))
+        more_valued, more_bare = _names_in(override)
+        valued, bare = (*valued, *more_valued), (*bare, *more_bare)
     kept, removed = without_settings(command.argv, valued, bare)
     extra = _arguments(rule, kept, override) if resuming else ()
     if resuming:
@@ -87,10 +89,17 @@ def _arguments(rule: ResumeRule, kept: Sequence[str], override: str | Sequence[s
     return rule.add
 
 
-def _names_in(arguments: Sequence[str]) -> tuple[str, ...]:
-    """The settings that the operator's own resume arguments give: in the command they belong to its fresh start."""
-    names = (word.partition("=")[0] for word in arguments if word.startswith("--") or "=" in word)
-    return tuple(name.lstrip("+~") for name in names if name)
+def _names_in(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The settings that the operator's own resume arguments give, with a value and without: in the command they belong
+    to its fresh start."""
+    valued, bare = list[str](), list[str]()
+    for word, following in pairwise((*arguments, "--")):
+        name, equals, _ = word.partition("=")
+        if equals or (word.startswith("--") and can_be_value(following)):
+            valued.append(name.lstrip("+~"))
+        elif word.startswith("--") and word != "--":
+            bare.append(word)
+    return [name for name in valued if name], bare
 
 
 def _filled(argument: str, start: StartPoint, *, quoted: bool) -> str:

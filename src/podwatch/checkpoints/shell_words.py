@@ -38,11 +38,13 @@ _BUILTINS = frozenset(
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
     """``words``: without assignments before them. ``passes``: the script's own arguments are among them, or a variable
-    that holds these. ``writes``: files that it writes by a redirection or as ``tee``."""
+    that holds these. ``writes``: files that it writes by a redirection or as ``tee``. ``piped``: the next command
+    reads its output."""
 
     words: tuple[str, ...]
     passes: bool = False
     writes: tuple[str, ...] = ()
+    piped: bool = False
 
 
 def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> list[ShellCommand]:
@@ -50,7 +52,7 @@ def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> 
     script's own ``$@`` and ``$0``."""
     found: list[ShellCommand] = []
     variables = frozenset(_FROM_ALL.findall(text))
-    for raw, redirected in _split(_prepared(text)):
+    for raw, redirected, end in _split(_prepared(text)):
         words = _without_lead(raw)
         first = _unquoted(words[0]) if words else ""
         teed = [_unquoted(word) for word in words[1:] if not word.startswith("-")] if first == "tee" else []
@@ -60,7 +62,7 @@ def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> 
         full = [part for word in words for part in _expanded(word, arguments, name)]
         passes = any(_passes(word, variables) for word in words)
         if full or writes:
-            found.append(ShellCommand(tuple(full), passes, writes))
+            found.append(ShellCommand(tuple(full), passes, writes, end in ("|", "|&")))
     return found
 
 
@@ -89,8 +91,8 @@ def _prepared(text: str) -> str:
     return joined
 
 
-def _split(text: str) -> Iterator[tuple[list[str], list[str]]]:
-    """(words as written, files that are written) of each command."""
+def _split(text: str) -> Iterator[tuple[list[str], list[str], str]]:
+    """(words as written, files that are written, what ends it) of each command."""
     words: list[str] = []
     writes: list[str] = []
     position = 0
@@ -103,13 +105,13 @@ def _split(text: str) -> Iterator[tuple[list[str], list[str]]]:
             continue
         position = match.end()
         if match["end"]:
-            yield words, writes
+            yield words, writes, match["end"].strip()
             words, writes = [], []
         elif match["word"]:
             words.append(match["word"])
         elif match["file"] and ">" in match["redirect"][: match.start("file") - match.start()]:
             writes.append(_unquoted(match["file"]))
-    yield words, writes
+    yield words, writes, ""
 
 
 def _without_lead(words: list[str]) -> list[str]:

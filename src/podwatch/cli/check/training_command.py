@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.trainers import concerns, make_layout, recognised, site_of
@@ -22,7 +23,6 @@ from podwatch.trainer.environment import build_environment
 
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """systemd's default PATH of a system service."""
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
 
 def command(settings: Settings) -> Iterator[Line]:
@@ -45,7 +45,7 @@ def command(settings: Settings) -> Iterator[Line]:
     yield from _program(trainer.command[0], settings, environment, cwd, name="command")
     if trainer.command[0] != "uv" and "uv" not in trainer.command and _layout_name(settings) == "prime-rl":
         yield from _uv(settings, environment, cwd)
-    if hides_exit_code(trainer.command):
+    if Command(trainer.command, cwd).hides_exit_code():
         yield Line("command", "warn", "a pipe hides the exit code of a crash", "start the script with set -o pipefail")
 
 
@@ -83,24 +83,6 @@ def _uv(settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterat
     elif in_time(lambda: hints(command_of(site_of(settings)), "")).variant != "B":
         text = "uv not found; prime-rl of early 2026 starts its inference server and its orchestrator with uv"
         yield Line("uv", "warn", text, "if you use that version, set PATH in trainer.env, with uv's directory in it")
-
-
-def hides_exit_code(argv: tuple[str, ...]) -> bool:
-    """Whether a ``sh -c`` script has a pipe without pipefail: ``train | tee log`` exits with tee's 0."""
-    if Path(argv[0]).name not in _SHELLS:
-        return False
-    for position, word in enumerate(argv[1:-1], start=1):
-        if word.startswith("-") and not word.startswith("--") and "c" in word:
-            script = argv[position + 1]
-            if "pipefail" in " ".join(argv[: position + 2]):
-                return False
-            try:
-                lexer = shlex.shlex(script, posix=True, punctuation_chars="|&;")
-                lexer.whitespace_split = True
-                return any(token in ("|", "|&") for token in lexer)
-            except ValueError:  # unbalanced quotes: the shell reports them
-                return False
-    return False
 
 
 def keys(settings: Settings) -> Iterator[Line]:
