@@ -2,6 +2,7 @@
 command that it would start."""
 
 import json
+import os
 import shlex
 import tomllib
 from pathlib import Path
@@ -117,3 +118,19 @@ def test_the_plan_of_a_restart_has_the_same_command(rig: Rig, name: str) -> None
     words = row["resumes"] if "resumes" in row else row["command"] + row["adds"]
     assert plan["step"] == 8, plan
     assert plan["argv"] == [word.replace("{ckpt}", str(checkpoint)) for word in words]
+
+
+@pytest.mark.parametrize("hostile", ["a pipe", "no text", "nested", "a script of quotes"])
+def test_a_hostile_file_that_the_command_names_is_only_unknown(tmp_path: Path, hostile: str) -> None:
+    row = {"layout": "hf", "command": ["python", "train.py", "--config", "hostile.json"]}
+    if hostile == "a script of quotes":
+        row["command"] = ["bash", "hostile.json"]
+    pod = Pod(tmp_path, row)
+    file = pod.cwd / "hostile.json"
+    if hostile == "a pipe":
+        os.mkfifo(file)
+    else:
+        file.write_bytes({"no text": b"\xff\0", "nested": b'{"a":' * 200_000}.get(hostile, b"'\"`$(<<A\n" * 20_000))
+    assert ("ok", "") in pod.lines(), "the program itself is found"
+    made = pod.podwatch.command("config", "init", "-o", str(tmp_path / "made.toml"), "--", *pod.command)
+    assert made.returncode == 0, made.stderr
