@@ -59,6 +59,17 @@ class Command:
         inside = [word for program in self.programs if program.shell for word in program.words]
         return (*self.argv, *inside)
 
+    @property
+    def script_words(self) -> tuple[str, ...]:
+        """The words of its shell script alone, without the arguments that it is given."""
+        words = _unwrapped(list(self.argv))
+        script = _shell_parts(words) if words else None
+        if script is None:
+            return ()
+        text = script.text if script.inline else _script_text(script.script, self.cwd)
+        inside = _inside(text, replace(script, given=()), self.cwd, _NESTED)
+        return tuple(word for program in inside for word in program.words)
+
     def written_paths(self) -> list[Path]:
         """Files that its shell script writes by redirections and ``tee``, as far as it is known where it runs."""
         return [p.cwd / name for p in self.programs if p.cwd is not None for name in p.writes if "\0" not in name]

@@ -75,6 +75,12 @@ def resume_command(
     return _built(Command(kept, command.cwd), start, extra, environment or {}, removed)
 
 
+def resume_settings_in_script(rule: ResumeRule, command: Command) -> tuple[str, ...]:
+    """The resume arguments in the text of a shell script, which podwatch does not change."""
+    _, found = without_settings(command.script_words, rule.drop, rule.drop_bare)
+    return found
+
+
 def _arguments(rule: ResumeRule, kept: Sequence[str], override: str | Sequence[str]) -> tuple[str, ...]:
     if not isinstance(override, str):
         return tuple(override)

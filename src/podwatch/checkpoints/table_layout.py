@@ -27,7 +27,7 @@ from podwatch.checkpoints.layout import (
     Site,
 )
 from podwatch.checkpoints.records import RecordedFile
-from podwatch.checkpoints.resume import StartPoint, resume_command
+from podwatch.checkpoints.resume import StartPoint, resume_command, resume_settings_in_script
 from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome, missing_form
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.checkpoints.step_names import is_absent
@@ -340,6 +340,11 @@ class TableLayout(TablePlaces):
     def _start_point(self, step: int | None) -> StartPoint:
         checkpoint = None if step is None else self._checkpoint(step)
         return StartPoint(step, checkpoint, self.output_dir, self._place or self.output_dir)
+
+    def resumes_in_script(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Resume arguments in the text of the command's shell script: a fresh start resumes by them, too."""
+        asked = self._command(command)
+        return resume_settings_in_script(self._trainer.rule_of(self._site, asked), asked)
 
     def processes(self, command: Sequence[str]) -> int | None:
         return self.command_table.processes_of(self._command(command))
