@@ -70,10 +70,6 @@ class Command:
         inside = _inside(text, replace(script, given=()), self.cwd, _NESTED)
         return tuple(word for program in inside for word in program.words)
 
-    def written_paths(self) -> list[Path]:
-        """Files that its shell script writes by redirections and ``tee``, as far as it is known where it runs."""
-        return [p.cwd / name for p in self.programs if p.cwd is not None for name in p.writes if "\0" not in name]
-
     def passes_arguments_on(self) -> bool:
         """Whether an argument at its end reaches the trainer. True also where that is unknown."""
         if any(p in word for p in PLACEHOLDERS for word in self.argv):
@@ -305,7 +301,6 @@ class Program:
     """The shell script passes its own arguments on to it."""
     piped: bool = False
     """Another program reads its output."""
-    writes: tuple[str, ...] = ()
 
     def runs(self, modules: Sequence[str]) -> bool:
         """Whether its module is one of these or below one."""
@@ -342,8 +337,6 @@ def _inside(text: str, script: "_Shell", cwd: Path | None, depth: int) -> Iterat
         if found.words[:1] == ("cd",):
             cwd = _moved(cwd, found.words[1:])
             continue
-        if not found.words:
-            yield Program(cwd=cwd, writes=found.writes)
         for program in _programs(found.words, cwd, depth - 1):
             yield _as_called(program, found)
 
@@ -351,7 +344,7 @@ def _inside(text: str, script: "_Shell", cwd: Path | None, depth: int) -> Iterat
 def _as_called(program: Program, found: ShellCommand) -> Program:
     passes = found.passes and (program.passes or not program.shell)
     piped = program.piped or found.piped
-    return replace(program, passes=passes, piped=piped, writes=(*program.writes, *found.writes))
+    return replace(program, passes=passes, piped=piped)
 
 
 def _moved(cwd: Path | None, to: Sequence[str]) -> Path | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 _DOUBLE = r'"(?:[^"\\]|\\.)*"'
 _WORD = rf"(?:[^\s;&|()<>'\"\\]+|\\.|'[^']*'|{_DOUBLE})+"
 _TOKEN = re.compile(
-    rf"(?P<space>[^\S\n]+)|(?P<comment>\#[^\n]*)"
-    rf"|(?P<redirect>\d*(?:&>>?|>>?|<<<|<)(?:&[ ]*[\w-]+|[^\S\n]*(?P<file>{_WORD}))?)"
+    rf"[^\S\n]+|\#[^\n]*"
+    rf"|(?:\d*(?:&>>?|>>?|<<<|<)(?:&[ ]*[\w-]+|[^\S\n]*{_WORD})?)"
     rf"|(?P<end>[\n;&|()]+)|(?P<word>{_WORD})",
     re.DOTALL,
 )
@@ -30,20 +30,18 @@ _KEYWORDS = frozenset({"if", "then", "else", "elif", "do", "while", "until", "!"
 _BUILTINS = frozenset(
     {"export", "set", "echo", "printf", "source", ".", "trap", "ulimit", "umask", "unset", "declare", "local", "exit",
      "readonly", "shift", "return", "wait", "sleep", "mkdir", "test", "[", "[[", "for", "case", "esac", "fi", "done",
-     "true", "false", ":", "alias", "read", "rm", "cp", "mv", "ls", "cat", "date", "pushd", "popd", "touch"}
+     "true", "false", ":", "alias", "read", "rm", "cp", "mv", "ls", "cat", "date", "pushd", "popd", "touch", "tee"}
 )  # fmt: skip
 """They run no trainer, and their words are no arguments of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """``words``: without assignments before them. ``passes``: the script's own arguments are among them, or a variable
-    that holds these. ``writes``: files that it writes by a redirection or as ``tee``. ``piped``: the next command
-    reads its output."""
+    """``words``: without assignments before them and redirections. ``passes``: the script's own arguments are among
+    them, or a variable that holds these. ``piped``: the next command reads its output."""
 
     words: tuple[str, ...]
     passes: bool = False
-    writes: tuple[str, ...] = ()
     piped: bool = False
 
 
@@ -52,17 +50,14 @@ def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> 
     script's own ``$@`` and ``$0``."""
     found: list[ShellCommand] = []
     variables = frozenset(_FROM_ALL.findall(text))
-    for raw, redirected, end in _split(_prepared(text)):
+    for raw, end in _split(_prepared(text)):
         words = _without_lead(raw)
-        first = _unquoted(words[0]) if words else ""
-        teed = [_unquoted(word) for word in words[1:] if not word.startswith("-")] if first == "tee" else []
-        writes = (*redirected, *teed)
-        if first in _BUILTINS or first == "tee":
-            words = []
+        if not words or _unquoted(words[0]) in _BUILTINS:
+            continue
         full = [part for word in words for part in _expanded(word, arguments, name)]
         passes = any(_passes(word, variables) for word in words)
-        if full or writes:
-            found.append(ShellCommand(tuple(full), passes, writes, end in ("|", "|&")))
+        if full:
+            found.append(ShellCommand(tuple(full), passes, end in ("|", "|&")))
     return found
 
 
@@ -91,10 +86,9 @@ def _prepared(text: str) -> str:
     return joined
 
 
-def _split(text: str) -> Iterator[tuple[list[str], list[str], str]]:
-    """(words as written, files that are written, what ends it) of each command."""
+def _split(text: str) -> Iterator[tuple[list[str], str]]:
+    """(words as written, what ends it) of each command."""
     words: list[str] = []
-    writes: list[str] = []
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -105,13 +99,11 @@ def _split(text: str) -> Iterator[tuple[list[str], list[str], str]]:
             continue
         position = match.end()
         if match["end"]:
-            yield words, writes, match["end"].strip()
-            words, writes = [], []
+            yield words, match["end"].strip()
+            words = []
         elif match["word"]:
             words.append(match["word"])
-        elif match["file"] and ">" in match["redirect"][: match.start("file") - match.start()]:
-            writes.append(_unquoted(match["file"]))
-    yield words, writes, ""
+    yield words, ""
 
 
 def _without_lead(words: list[str]) -> list[str]:

@@ -131,16 +131,15 @@ def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...
 
 def named_files(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
     """Return the path of every file that a command names, as ``f``, ``@f`` or ``--x=f``, also inside its shell script,
-    and of its own script. Files that training writes are no configuration: targets of redirections and ``tee``, values
-    of settings that name a log or an output, and logs by their names. Blocks."""
+    and of its own script. Files that training writes are no configuration: values of settings that name a log or an
+    output, and logs by their names; targets of redirections and ``tee`` are no arguments of a program. Blocks."""
     command = Command(argv, cwd)
     named = [*_named_by(argv[1:], cwd)]
     for program in command.programs:
         if program.cwd is not None:
             named += _named_by((program.script, *(program.words if program.shell else ())), program.cwd)
-    written = {os.path.normpath(path) for path in command.written_paths()}
     paths = dict.fromkeys(os.path.normpath(path) for path in named)
-    return tuple(path for path in paths if path not in written and _is_file(path))
+    return tuple(path for path in paths if _is_file(path))
 
 
 def _named_by(words: Sequence[str], cwd: Path) -> Iterator[Path]:
