@@ -59,7 +59,7 @@ def resume_command(
     valued = (*rule.drop, *(rule.drop_for_resume if resuming else ()))
     bare = (*rule.drop_bare, *(rule.drop_bare_for_resume if resuming else ()))
     if resuming and not isinstance(override, str):
-        more_valued, more_bare = _names_in(override)
+        more_valued, more_bare = settings_in(override)
         valued, bare = (*valued, *more_valued), (*bare, *more_bare)
     kept, removed = without_settings(command.argv, valued, bare)
     extra = _arguments(rule, kept, override) if resuming else ()
@@ -95,7 +95,7 @@ def _arguments(rule: ResumeRule, kept: Sequence[str], override: str | Sequence[s
     return rule.add
 
 
-def _names_in(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def settings_in(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The settings that the operator's own resume arguments give, with a value and without: in the command they belong
     to its fresh start."""
     valued, bare = list[str](), list[str]()
