@@ -121,6 +121,8 @@ def test_a_shell_line_needs_a_name_before_its_first_argument(argv: list[str], na
         ("docker exec -w /app trainer accelerate launch -m axolotl.cli.train c.yml", "hf"),
         ("ray job submit --working-dir . -- python3 -m verl.trainer.main_ppo", "verl"),
         ("uv run --isolated --extra vllm -m skyrl_train.entrypoints.main_base", "skyrl"),
+        ("numactl -N 0 -m 0 python -m verl.trainer.main_ppo", "verl"),
+        ("nice -n 5 ionice -c 2 -n 0 uv run --group gpu rl @ x.toml", "prime-rl"),
         ("timeout 3h torchrun -m torchtitan.train", "torchtitan"),
         ("bash -c 'cd /app && exec uv run rl @ x.toml'", "prime-rl"),
         ("python train.py", ""),

@@ -266,13 +266,18 @@ def _named(arguments: Sequence[str]) -> Iterator[str]:
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "composer", "torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash")
-_WRAPPERS = ("nohup", "setsid", "exec", "time", "stdbuf", "nice", "ionice", "numactl", "env")
+_WRAPPERS: Mapping[str, str] = {
+    "nohup": "", "setsid": "", "exec": "-a", "time": "-o -f", "stdbuf": "-i -o -e", "nice": "-n", "ionice": "-c -n -p",
+    "numactl": "-N -m -C -i -p -w --cpunodebind --membind --physcpubind --interleave --preferred", "env": "-u -C -S",
+}  # fmt: skip
+"""Name -> its options with a value."""
 _RUNNERS = ("uv", "uvx", "poetry", "pixi", "pdm", "hatch", "rye", "conda", "mamba", "micromamba")
 _STARTERS = ("srun", "mpirun", "mpiexec", "docker", "podman", "ray", "taskset", "timeout", "sudo", "apptainer",
              "singularity", "nsys", "flock", "xvfb-run", "chrt", "prlimit")  # fmt: skip
 """Programs that start another one after options of many forms."""
 _WITH_VALUE = frozenset({"--env-file", "--extra", "--group", "--with", "--python", "-p", "--project", "--directory"})
-_WITH_VALUE |= {"-n", "--name", "-e", "--environment", "-u", "-c", "--cpunodebind", "--membind", "-o", "-i"}
+_WITH_VALUE |= {"-n", "--name", "-e", "--environment", "--only-group", "--with-requirements", "--cwd"}
+"""Options of the runners."""
 _SHELL_VALUES = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _SCRIPT_LIMIT = 256 * 1024
@@ -358,16 +363,15 @@ def _unwrapped(words: list[str]) -> list[str]:
         name = Path(words[0]).name
         if name in _STARTERS:
             return _started(words)
-        if name in _RUNNERS and (name == "uvx" or "run" in words[1:4]):
-            words = words[words.index("run") + 1 if "run" in words[1:4] else 1 :]
-        elif name in _WRAPPERS:
-            words = words[1:]
-        else:
+        runs = name in _RUNNERS and (name == "uvx" or "run" in words[1:4])
+        if not runs and name not in _WRAPPERS:
             return words
+        valued = _WITH_VALUE if runs else _WRAPPERS[name].split()
+        words = words[words.index("run") + 1 if runs and "run" in words[1:4] else 1 :]
         while words and (words[0].startswith("-") or re.match(r"[A-Za-z_]\w*=", words[0])):
-            if words[0] in ("-m", "--module"):
+            if runs and words[0] in ("-m", "--module"):
                 return ["python", "-m", *words[1:]]
-            words = words[2 if words[0] in _WITH_VALUE else 1 :]
+            words = words[2 if words[0] in valued else 1 :]
     return words
 
 
