@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.command_line import steps_in_use
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, RecordFiles
+from podwatch.checkpoints.trainers.prime_rl_run import steps_in_use
 from podwatch.config.settings import DiskSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
@@ -145,8 +146,8 @@ def test_by_products_stay_as_long_as_the_trainer_may_read_them(
     tmp_path: Path, argv: tuple[str, ...], toml: str, steps: int
 ) -> None:
     (tmp_path / "rl.toml").write_text(toml)
-    assert steps_in_use(("uv", "run", "rl", "@", "rl.toml", *argv), tmp_path) == steps
-    assert steps_in_use(("rl", "@", "gone.toml"), tmp_path) == 2
+    assert steps_in_use(Command(("uv", "run", "rl", "@", "rl.toml", *argv), tmp_path)) == steps
+    assert steps_in_use(Command(("rl", "@", "gone.toml"), tmp_path)) == 2
 
 
 async def test_each_place_is_looked_at_and_new_ones_join(tmp_path: Path) -> None:

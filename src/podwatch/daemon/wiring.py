@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.command_line import save_interval
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.settle_time import probe
@@ -129,7 +128,7 @@ def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Ru
     policies = policies_from(
         settings,
         max_steps=_target(layout, trainer.command),
-        save_interval=save_interval(layout.name, trainer.command, trainer.cwd or trainer.output_dir.parent),
+        save_interval=layout.save_interval(trainer.command),
     )
     workspace, missing = _workspace(workspace_of(settings))
     config = Configuration(settings, policies, restart_concerns(settings, layout))
