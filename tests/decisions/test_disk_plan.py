@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from podwatch.disk.plan import (
     Trigger,
     plan_removals,
 )
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, PartState, newest_complete
 from podwatch.domain.snapshot import DiskSample
 from tests.support.examples import examples
 
@@ -207,6 +208,58 @@ def test_sets_from_before_podwatch_go_only_when_stored() -> None:
 def test_nothing_complete_means_nothing_is_thrown_away() -> None:
     given = room(checkpoints=[a_set(5, state=Completeness.INCOMPLETE)], disk=disk(249 * GB))
     assert steps(given) == []
+
+
+FULL = disk(250 * GB)
+OLD, NEW = a_set(5), a_set(15)
+NEVER = {
+    "the newest complete": ([OLD, NEW], {}, 15, "the newest complete checkpoint"),
+    "above it, one that a second trainer may have written": (
+        [OLD, a_set(10), replace(NEW, held="two trainers", held_as=HeldAs.TWO_WRITERS)],
+        {}, 15, "the newest complete checkpoint (held back)",
+    ),
+    "a step that no training of this run can have reached": (
+        [replace(a_set(3), held="too far", held_as=HeldAs.IMPLAUSIBLE), OLD, NEW], {}, 3, 
+        "possibly not of this run: too far",
+    ),
+    "what training was started from": (
+        [OLD, NEW], {"protected": {5: Protection.RESUME_SOURCE}}, 5, "protected: resume-source",
+    ),
+    "the newest of the branch that training left": (
+        [OLD, NEW], {"protected": {5: Protection.EARLIER_NEWEST}}, 5, "protected: newest-of-earlier-branch",
+    ),
+    "a pin": ([OLD, NEW], {"pins": {5: "by hand"}}, 5, "pinned: by hand"),
+    "what is being written": ([a_set(5, state=Completeness.WRITING), NEW], {}, 5, "being written"),
+    "the only one, damaged": (
+        [a_set(5, state=Completeness.DAMAGED)], {}, 5, "no complete checkpoint exists, so podwatch deletes none",
+    ),
+    "a save that pauses": (
+        [NEW, a_set(20, state=Completeness.INCOMPLETE)], {}, 20,
+        "newer than the newest complete checkpoint: possibly still being saved",
+    ),
+    "from before podwatch, in no store": (
+        [OLD, NEW], {"first_seen_wall": 1008.0, "stored": frozenset()}, 5,
+        "older than podwatch's first start and not in the store",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEVER)
+def test_what_never_goes_even_from_a_disk_without_a_byte(case: str) -> None:
+    checkpoints, more, step, reason = NEVER[case]
+    everything = stored(*(s.step for s in checkpoints))
+    plan = plan_removals(room(**{"checkpoints": checkpoints, "disk": FULL, "stored": everything, **more}), POLICY)
+    assert step not in {r.step for r in plan.removals}
+    assert {k.step: k.reason for k in plan.kept}[step] == reason
+
+
+@pytest.mark.parametrize(
+    ("expired", "needed", "pinned"), [(False, False, False), (True, True, False), (True, False, True)]
+)
+def test_quarantine_that_stays(expired: bool, needed: bool, pinned: bool) -> None:
+    entry = QuarantineEntry("/q/1", 7, 40 * GB, expired, needed)
+    given = room(disk=FULL, leftovers=Leftovers((entry,)), pins={7: "by hand"} if pinned else {})
+    assert "/q/1" not in {r.path for r in plan_removals(given, POLICY).removals}
 
 
 def test_low_inodes_take_one_thing_at_a_time() -> None:
