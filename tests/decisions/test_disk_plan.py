@@ -219,7 +219,7 @@ NEVER = {
         {}, 15, "the newest complete checkpoint (held back)",
     ),
     "a step that no training of this run can have reached": (
-        [replace(a_set(3), held="too far", held_as=HeldAs.IMPLAUSIBLE), OLD, NEW], {}, 3, 
+        [replace(a_set(3), held="too far", held_as=HeldAs.IMPLAUSIBLE), OLD, NEW], {}, 3,
         "possibly not of this run: too far",
     ),
     "what training was started from": (
