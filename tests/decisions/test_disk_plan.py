@@ -75,7 +75,7 @@ def steps(given: DiskFacts) -> list[tuple[int | None, RemovalKind]]:
 def test_nothing_goes_while_there_is_room() -> None:
     plan = plan_removals(room(stored=stored(5, 10, 15)), POLICY)
     assert (plan.removals, plan.trigger, plan.critical) == ((), Trigger.NONE, False)
-    assert [k.step for k in plan.kept] == [15, 10, 5]
+    assert [k.step for k in plan.remaining] == [15, 10, 5]
 
 
 def test_a_percentage_alone_does_not_protect_so_room_is_made_before_the_next_save() -> None:
@@ -250,7 +250,7 @@ def test_what_never_goes_even_from_a_disk_without_a_byte(case: str) -> None:
     everything = stored(*(s.step for s in checkpoints))
     plan = plan_removals(room(**{"checkpoints": checkpoints, "disk": FULL, "stored": everything, **more}), POLICY)
     assert step not in {r.step for r in plan.removals}
-    assert {k.step: k.reason for k in plan.kept}[step] == reason
+    assert {k.step: k.reason for k in plan.remaining}[step] == reason
 
 
 @pytest.mark.parametrize(
@@ -343,8 +343,8 @@ def check_last_resort(given_: DiskFacts, plan: RemovalPlan) -> None:
     assert plan.missing_bytes >= max(0, room - given_.disk.free_bytes - freed)
     if plan.missing_bytes == 0 and not plan.waiting:
         assert given_.disk.free_bytes + plan.freed_bytes >= room, "else it must have been said"
-    left = {k.step for k in plan.kept}
-    assert all(k.reason and k.bytes >= 0 for k in plan.kept)
+    left = {k.step for k in plan.remaining}
+    assert all(k.reason and k.bytes >= 0 for k in plan.remaining)
     assert not plan.missing_bytes or not [
         s
         for s in given_.checkpoints
@@ -393,8 +393,8 @@ def test_promise_two_holds_for_any_disk(given_: DiskFacts) -> None:
         assert not [s for s in left if (s.step, s.save_id) in (given_.stored or ())], "what is in the store goes first"
     check_last_resort(given_, plan)
     # Every set is explained exactly once.
-    assert sorted([*gone, *(k.step for k in plan.kept)]) == sorted(by_step)
-    assert all(k.reason for k in plan.kept)
+    assert sorted([*gone, *(k.step for k in plan.remaining)]) == sorted(by_step)
+    assert all(k.reason for k in plan.remaining)
     assert plan.freed_bytes + plan.shortfall_bytes >= plan.target_bytes
     assert not (plan.trigger is Trigger.NONE and plan.removals)
 
@@ -455,7 +455,7 @@ def test_bytes_that_have_another_name_are_not_freed() -> None:
     assert [(r.step, r.bytes) for r in plan_removals(tight, POLICY).removals] == [(5, 17 * GB), (10, 0)]
     nowhere = plan_removals(replace(tight, stored=frozenset()), POLICY)
     assert [r.step for r in nowhere.removals] == [5], "what is in no store does not go for nothing"
-    assert {k.step: k.reason for k in nowhere.kept}[10] == (
+    assert {k.step: k.reason for k in nowhere.remaining}[10] == (
         "its files have other names outside it: to delete it frees nothing"
     )
     assert nowhere.missing_bytes == int(47 * GB * POLICY.margin) - GB - 17 * GB

@@ -214,10 +214,28 @@ async def test_what_a_symlink_names_stays(small: tuple[Path, int | None], tmp_pa
             await asyncio.sleep(0.05)
         gone = {r.step for r in guard.pruner.plan().removals if not r.path}
         assert gone == {15}
-        told = {k.step: k.reason for k in guard.pruner.plan().kept}
+        told = {k.step: k.reason for k in guard.pruner.plan().remaining}
         assert told[5] == "pinned: the symlink best"
     finally:
         await guard.close()
+
+
+async def test_what_would_free_nothing_stays(small: tuple[Path, int | None], tmp_path: Path) -> None:
+    """An export that is made of hard links to the oldest checkpoint, as `cp -rl` makes it; no store."""
+    root, capacity = small
+    async with guarded(root, tmp_path, capacity, store=False, variant="B") as guard:
+        for step in (5, 10, 15):
+            finish(prime_rl_operations(guard.out, step, "B", size=SHARD))
+        await wait_until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 3)
+        for path in [p for p in (guard.out / "checkpoints" / "step_5").rglob("*") if p.is_file()]:
+            copy = root / "export" / path.relative_to(guard.out)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.hardlink_to(path)
+        used = sum(guard.workspace.tree.measure(p)[0] for p in guard.out.iterdir())
+        (guard.out / "ballast").write_bytes(b"x" * (DISK - used - MIB // 8))  # room only if broadcasts and one more go
+        await wait_until(lambda: not (guard.out / "checkpoints" / "step_10").exists())
+        assert (guard.out / "checkpoints" / "step_5").exists()
+        assert {e.fields["step"] for e in guard.events if e.name is EventName.PRUNED} == {None, 10}
 
 
 async def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:

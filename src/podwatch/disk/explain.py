@@ -37,7 +37,7 @@ def plan_document(plan: RemovalPlan, *, done: bool = False, waits_for: str = "")
         for r in plan.removals
     ]
     entries += [
-        {"action": "keep", "step": k.step, "reason": k.reason, "size_bytes": k.bytes or None} for k in plan.kept
+        {"action": "keep", "step": k.step, "reason": k.reason, "size_bytes": k.bytes or None} for k in plan.remaining
     ]
     return {
         "entries": entries,
@@ -118,7 +118,7 @@ def _too_small(plan: RemovalPlan, disk: DiskSample, next_save: NextSave) -> str:
 
 
 def _ways_out(plan: RemovalPlan) -> str:
-    ways = sorted((k for k in plan.kept if k.unlock and k.bytes), key=lambda k: -k.bytes)
+    ways = sorted((k for k in plan.remaining if k.unlock and k.bytes), key=lambda k: -k.bytes)
     texts = [f"podwatch could remove {format_size(k.bytes)} if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
     return "".join(f"; {text}" for text in texts)
 

@@ -152,7 +152,7 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Remaining:
     """``bytes``: what its removal would free. ``unlock``: the condition under which podwatch would delete it, in words
     that follow "if step N were"; empty if there is none."""
 
@@ -164,7 +164,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """``removals``: deletions in their order. ``kept``: every other checkpoint, newest first, with the reason.
+    """``removals``: deletions in their order. ``remaining``: every other checkpoint, newest first, with the reason.
 
     ``target_bytes``: bytes to free. ``critical``: a save of the usual size does not fit unless podwatch deletes
     checkpoints that are not in the store, or not at all. ``waiting``: such checkpoints, deleted only when the save is
@@ -173,7 +173,7 @@ class RemovalPlan:
     """
 
     removals: tuple[Removal, ...]
-    kept: tuple[Kept, ...] = ()
+    remaining: tuple[Remaining, ...] = ()
     trigger: Trigger = Trigger.NONE
     target_bytes: int = 0
     critical: bool = False
@@ -207,7 +207,7 @@ def plan_removals(given: DiskFacts, policy: DiskSettings) -> RemovalPlan:
     missing = max(0, need.usual_room - taken.bytes), max(0, need.usual_inodes - taken.files)
     return RemovalPlan(
         removals=tuple(taken.now),
-        kept=_kept(given, keep, taken),
+        remaining=_remaining(given, keep, taken),
         trigger=need.trigger,
         target_bytes=need.target,
         critical=last or any(missing),
@@ -309,10 +309,10 @@ def _candidates(given: DiskFacts, keep: Mapping[int, "_Reason"]) -> Iterator[Rem
         if not s.complete and given.is_ours(s):
             yield _whole(RemovalKind.INCOMPLETE, s, f"{s.completeness}: {s.reason or 'not whole'}", given)
     unused = _unused_below(given)
-    for spare in sorted(left.by_products, key=lambda e: (e.step, e.path)):
-        if _is_unused(spare, given, unused):
-            why = f"of step {spare.step}: belongs to no checkpoint, and training no longer needs it"
-            yield Removal(RemovalKind.BY_PRODUCT, spare.bytes, why, path=spare.path)
+    for one in sorted(left.by_products, key=lambda e: (e.step, e.path)):
+        if _is_unused(one, given, unused):
+            why = f"of step {one.step}: belongs to no checkpoint, and training no longer needs it"
+            yield Removal(RemovalKind.BY_PRODUCT, one.bytes, why, path=one.path)
     for s in free:
         if s.complete and s.step < unused and (given.is_stored(s) or given.is_ours(s)):
             for part in s.parts:
@@ -357,18 +357,18 @@ def _why_unstored(found: CheckpointSet, given: DiskFacts) -> str:
     return "no store is configured" if given.stored is None else "not in the store"
 
 
-def _is_unused(spare: ByProduct, given: DiskFacts, unused: int) -> bool:
+def _is_unused(one: ByProduct, given: DiskFacts, unused: int) -> bool:
     """Whether no process reads it any more. A by-product from before podwatch's first start also needs a checkpoint
     that this run saved since, and must not be one that a resume from an older unstored checkpoint would read."""
-    if spare.step >= unused or spare.step in given.pins or any(s.step == spare.step for s in given.checkpoints):
+    if one.step >= unused or one.step in given.pins or any(s.step == one.step for s in given.checkpoints):
         return False
-    if spare.changed_wall >= given.first_seen_wall:
+    if one.changed_wall >= given.first_seen_wall:
         return True
     newest = newest_complete(tuple(given.checkpoints))
     if newest is None or not given.is_ours(newest):
         return False
     older = [s.step for s in given.checkpoints if s.complete and not given.is_ours(s)]
-    return not any(step - given.steps_in_use <= spare.step <= step for step in older)
+    return not any(step - given.steps_in_use <= one.step <= step for step in older)
 
 
 def _unused_below(given: DiskFacts) -> int:
@@ -422,17 +422,19 @@ def _reason_to_keep(
     return None
 
 
-def _kept(given: DiskFacts, keep: Mapping[int, _Reason], taken: _Taken) -> tuple[Kept, ...]:
+def _remaining(given: DiskFacts, keep: Mapping[int, _Reason], taken: _Taken) -> tuple[Remaining, ...]:
     gone = {r.step for r in taken.now if r.step is not None and not r.part}
-    kept = []
+    remaining = []
     for s in sorted(given.checkpoints, key=lambda s: -s.step):
         if s.step not in gone:
             size = given.freed_by(s) - sum(r.bytes for r in taken.now if r.step == s.step)
-            kept.append(Kept(s.step, _why_kept(s, given, keep, taken), max(0, size), _unlock(s, given, keep)))
-    return tuple(kept)
+            remaining.append(
+                Remaining(s.step, _why_it_stays(s, given, keep, taken), max(0, size), _unlock(s, given, keep))
+            )
+    return tuple(remaining)
 
 
-def _why_kept(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, _Reason], taken: _Taken) -> str:
+def _why_it_stays(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, _Reason], taken: _Taken) -> str:
     if s.step in keep:
         return keep[s.step].text
     waits = next((r for r in taken.later if r.step == s.step), None)
