@@ -200,7 +200,7 @@ def plan_removals(given: DiskFacts, policy: DiskSettings) -> RemovalPlan:
     for removal in _candidates(given, keep):
         last_resort = removal.kind is RemovalKind.UNSTORED
         size, files = (need.usual_room, need.usual_inodes) if last_resort else (need.target, need.inodes)
-        frees_nothing = last_resort and not removal.bytes and not removal.files
+        frees_nothing = last_resort and taken.gain(removal) <= 0 and not need.usual_inodes
         if (taken.bytes < size or taken.files < files) and not frees_nothing:
             taken.add(removal, waits=last_resort and not given.next_save.near)
     last = any(r.kind is RemovalKind.UNSTORED for r in (*taken.now, *taken.later))
@@ -280,14 +280,21 @@ class _Taken:
     bytes: int = 0
     files: int = 0
 
+    def gain(self, removal: Removal) -> int:
+        """The bytes that it frees besides those of its parts that are taken already."""
+        return removal.bytes - sum(p.bytes for p in self._parts_of(removal))
+
     def add(self, removal: Removal, *, waits: bool) -> None:
-        parts = [r for r in self.now if r.part and r.step == removal.step] if not removal.part else []
+        self.bytes += self.gain(removal)
+        self.files += removal.files
         if waits:  # its parts are deleted now
             self.later.append(removal)
         else:
+            parts = self._parts_of(removal)
             self.now = [*(r for r in self.now if r not in parts), removal]
-        self.bytes += removal.bytes - sum(p.bytes for p in parts)
-        self.files += removal.files
+
+    def _parts_of(self, removal: Removal) -> list[Removal]:
+        return [] if removal.part else [r for r in self.now if r.part and r.step == removal.step]
 
 
 # -- what may go, in order ---------------------------------------------------------------------------------------------
@@ -450,7 +457,7 @@ def _why_it_stays(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, _Reason
         return "older than podwatch's first start and not in the store"
     if not s.complete:
         return "incomplete; no need to delete it yet"
-    if given.freed_by(s) == 0 < given.size_here(s):
+    if given.freed_by(s) <= sum(r.bytes for r in taken.now if r.step == s.step) and given.size_here(s) > 0:
         return "its files have other names outside it: to delete it frees nothing"
     return "no store is configured, and the next save fits" if given.stored is None else "not in the store"
 
