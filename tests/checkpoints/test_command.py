@@ -162,7 +162,8 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "NUL": lambda path: path.write_bytes(b"max_steps: 5\0\n\0: 1\n"),
     "here-documents": lambda path: many(path, b"x <<A\n"),
     "substitutions": lambda path: many(path, b"$($(`"),
-    "a script of itself": lambda path: path.write_text("sh run.sh; sh run.sh; sh run.sh\n"),
+    "a script of itself": lambda path: path.write_text("sh run.sh\n" * 10_000),
+    "all arguments, often": lambda path: path.write_text('t "$@"\n' * 10_000),
 }
 
 
@@ -170,7 +171,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("file", ["run.toml", "run.yaml", "run.json", "run.sh"])
 def test_a_hostile_file_is_unknown(tmp_path: Path, name: str, file: str) -> None:
     HOSTILE[name](tmp_path / file)
-    argv = ["bash", file] if file.endswith(".sh") else ["train", "@", file]
+    argv = ["bash", file, *"a" * 1000] if file.endswith(".sh") else ["train", "@", file]
     began = time.process_time()
     command = Command(argv, tmp_path)
     assert command.number("max_steps") is None

@@ -40,7 +40,7 @@ class Command:
     @cached_property
     def programs(self) -> tuple["Program", ...]:
         """The programs that it starts: one, or those of its shell script in their order."""
-        return tuple(_programs(self.argv, self.cwd, _NESTED)) or (Program(),)
+        return tuple(_programs(self.argv, self.cwd, set())) or (Program(),)
 
     @property
     def program(self) -> "Program":
@@ -67,7 +67,7 @@ class Command:
         if script is None:
             return ()
         text = script.text if script.inline else _script_text(script.script, self.cwd)
-        inside = _inside(text, replace(script, given=()), self.cwd, _NESTED)
+        inside = _inside(text, replace(script, given=()), self.cwd, set())
         return tuple(word for program in inside for word in program.words)
 
     def passes_arguments_on(self) -> bool:
@@ -281,8 +281,8 @@ _WITH_VALUE |= {"-n", "--name", "-e", "--environment", "--only-group", "--with-r
 _SHELL_VALUES = frozenset({"-o", "+o", "-O", "+O", "--rcfile", "--init-file"})
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*")
 _SCRIPT_LIMIT = 256 * 1024
-_NESTED = 4
-"""Levels of shell scripts that are read."""
+_MOST_SCRIPTS = 16
+"""So many shell scripts are read of one command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,8 @@ class Program:
         return self.words[: len(self.words) - len(self.arguments)]
 
 
-def _programs(words: Sequence[str], cwd: Path | None, depth: int) -> Iterator[Program]:
+def _programs(words: Sequence[str], cwd: Path | None, texts: set[str]) -> Iterator[Program]:
+    """``texts``: of the shell scripts that are being read. Each is read once, so that one which calls itself ends."""
     words = _unwrapped(list(words))
     if not words:
         return
@@ -331,18 +332,19 @@ def _programs(words: Sequence[str], cwd: Path | None, depth: int) -> Iterator[Pr
         name = Path(script.script).name or Path(words[0]).name
         yield Program(name, arguments=script.given, script=script.script, words=tuple(words), cwd=cwd)
     text = script.text if script.inline else _script_text(script.script, cwd)
-    for inner in _inside(text, script, cwd, depth):
+    for inner in _inside(text, script, cwd, texts):
         yield replace(inner, shell=f"{text}\n{inner.shell}" if inner.shell else text)
 
 
-def _inside(text: str, script: "_Shell", cwd: Path | None, depth: int) -> Iterator[Program]:
-    if not depth:
+def _inside(text: str, script: "_Shell", cwd: Path | None, texts: set[str]) -> Iterator[Program]:
+    if text in texts or len(texts) >= _MOST_SCRIPTS:
         return
+    texts.add(text)
     for found in shell_commands(text, script.given, script.script):
         if found.words[:1] == ("cd",):
             cwd = _moved(cwd, found.words[1:])
             continue
-        for program in _programs(found.words, cwd, depth - 1):
+        for program in _programs(found.words, cwd, texts):
             yield _as_called(program, found)
 
 

@@ -90,7 +90,7 @@ def _arguments(rule: ResumeRule, kept: Sequence[str], override: str | Sequence[s
         raise ConfigurationError(
             rule.ask or "podwatch does not know how this trainer resumes",
             where="trainer.resume_args",
-            fix=f'set it, for example to {rule.example}; "none" if a script reads PODWATCH_STEP',
+            fix=f'set it to, for example, {rule.example}; "none" if a script reads PODWATCH_STEP',
         )
     return rule.add
 

@@ -35,6 +35,10 @@ _BUILTINS = frozenset(
 """They run no trainer, and their words are no arguments of one."""
 
 
+_MOST_WORDS = 100_000
+"""A longer script is no command of a trainer: each ``$@`` repeats all arguments."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
     """``words``: without assignments before them and redirections. ``passes``: the script's own arguments are among
@@ -46,9 +50,11 @@ class ShellCommand:
 
 
 def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> list[ShellCommand]:
-    """Every command in the text, in order; those up to a quote that never closes. ``arguments`` and ``name`` are the
+    """Every command in the text, in order; those up to a quote that never closes, of at most
+    100,000 words. ``arguments`` and ``name`` are the
     script's own ``$@`` and ``$0``."""
     found: list[ShellCommand] = []
+    room = _MOST_WORDS
     variables = frozenset(_FROM_ALL.findall(text))
     for raw, end in _split(_prepared(text)):
         words = _without_lead(raw)
@@ -56,6 +62,9 @@ def shell_commands(text: str, arguments: Sequence[str] = (), name: str = "") -> 
             continue
         full = [part for word in words for part in _expanded(word, arguments, name)]
         passes = any(_passes(word, variables) for word in words)
+        room -= len(full)
+        if room < 0:
+            break
         if full:
             found.append(ShellCommand(tuple(full), passes, end in ("|", "|&")))
     return found
