@@ -7,6 +7,7 @@ import pytest
 from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.disk import leftovers
 from podwatch.disk.leftovers import Measurements
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree
 from tests.support.checkpoints import write_prime_rl_step, write_rollouts
@@ -104,6 +105,14 @@ def test_what_has_a_name_outside_its_checkpoint_is_linked(tmp_path: Path) -> Non
     other = tree(tmp_path / "outputs" / "optimizer_1", 1, 7000)
     (step / "same").hardlink_to(other / "deep" / "0.bin")
     workspace = Workspace(tmp_path / "outputs")
-    layout = FixedPaths(steps={1: (step, other), 2: (tmp_path / "outputs" / "gone",), 3: (export,)})
-    found = Measurements(workspace, layout, keep_seconds=60.0).measure(0.0, verified=9, steps=(1, 2, 3))
+    shared = tree(tmp_path / "outputs" / "shared", 1)
+    (tmp_path / "outputs" / "name").hardlink_to(shared / "deep" / "0.bin")
+    gone = tmp_path / "outputs" / "gone"
+    checkpoints = [made_of(1, step, other, shared), made_of(2, gone, shared), made_of(3, export)]
+    found = Measurements(workspace, FixedPaths(), keep_seconds=60.0).measure(0.0, 9, checkpoints)
     assert found.linked == {1: 5000, 2: 0, 3: 5000}
+
+
+def made_of(step: int, *paths: Path) -> CheckpointSet:
+    parts = tuple(PartState(path.name, str(path), True, True, 1) for path in paths)
+    return CheckpointSet(step, "x", Completeness.COMPLETE, parts, 1, 1, 0.0)

@@ -23,7 +23,7 @@ from podwatch.cli.checkpoints import quarantine_line
 from podwatch.disk.leftovers import Measurements, quarantine_entries
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.quarantine_index import QuarantineIndex
@@ -280,8 +280,11 @@ def _begin(guard: Guard) -> None:
 
 
 def _look(guard: Guard) -> None:
-    layout = FixedPaths(by_products=[(9, p) for p in _ahead(guard)])
-    Measurements(guard.workspace, layout, keep_seconds=1.0).measure(0.0, verified=99, steps=[9])
+    ahead = _ahead(guard)
+    parts = tuple(PartState(path.parent.name, str(path), True, True, 1) for path in ahead)
+    found = CheckpointSet(9, "x", Completeness.COMPLETE, parts, 1, 1, 0.0)
+    layout = FixedPaths([(9, path) for path in ahead])
+    Measurements(guard.workspace, layout, keep_seconds=1.0).measure(0.0, verified=99, checkpoints=[found])
     quarantine.listing(guard.workspace)
     quarantine.free_number(guard.workspace)
 

@@ -4,12 +4,13 @@ blocks.
 
 import contextlib
 import stat
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from podwatch.checkpoints.layout import Layout
 from podwatch.disk.plan import ByProduct, Leftovers, QuarantineEntry
-from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.domain.quarantine_index import INDEX, QuarantineIndex
 from podwatch.system.own_directories import Workspace
@@ -30,13 +31,13 @@ class Measurements:
         self._measured: dict[str, tuple[int, int]] = {}
         self.found = Leftovers(trash_path=str(workspace.trash))
 
-    def measure(self, now_wall: float, verified: int, steps: Collection[int] = ()) -> Leftovers:
-        """Measure. ``verified`` is the newest safe step: good checkpoints above it are needed. ``steps``: of the
-        checkpoints on this pod."""
+    def measure(self, now_wall: float, verified: int, checkpoints: Sequence[CheckpointSet] = ()) -> Leftovers:
+        """Measure. ``verified`` is the newest safe step: good checkpoints above it are needed. ``checkpoints``: those
+        on this pod."""
         workspace = self._workspace
         entries = quarantine_entries(workspace, now_wall=now_wall, keep_seconds=self._keep_seconds, verified=verified)
         trash, _ = workspace.tree.measure(workspace.trash)
-        linked = {step: workspace.tree.linked_bytes(self._layout.step_paths(step)) for step in steps}
+        linked = linked_bytes(workspace.tree, checkpoints)
         self.found = Leftovers(entries, self._by_products(verified), trash, str(workspace.trash), linked)
         return self.found
 
@@ -118,3 +119,13 @@ def _index(tree: PinnedTree, path: Path) -> QuarantineIndex | None:
         return QuarantineIndex.from_bytes(tree.read(path / INDEX, QuarantineIndex.LARGEST).rstrip(b"\0"))
     except (OSError, HostError, IntegrityError):
         return None
+
+
+def linked_bytes(tree: PinnedTree, checkpoints: Sequence[CheckpointSet]) -> dict[int, int]:
+    """Step -> bytes of files of its checkpoint that have a name outside it, too. A directory that several checkpoints
+    share is left out."""
+    users = Counter(part.path for one in checkpoints for part in one.parts)
+    return {
+        one.step: tree.linked_bytes(Path(part.path) for part in one.parts if users[part.path] == 1)
+        for one in checkpoints
+    }

@@ -221,8 +221,8 @@ class Pruner:
         """Measure what the plan needs besides the checkpoints' sizes in the worker, under pressure only. A complete
         checkpoint stays in quarantine until a verified one has a higher step."""
         facts = self._facts()
-        steps = [s.step for s in facts.checkpoints]
-        await self._worker.call(self._measurements.measure, self._clock.wall(), _newest_safe(facts), steps)
+        about = self._clock.wall(), _newest_safe(facts), facts.checkpoints
+        await self._worker.call(self._measurements.measure, *about)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

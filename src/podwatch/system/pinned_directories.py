@@ -420,7 +420,7 @@ class PinnedTree:
         """Bytes of the files below these paths that have a name outside them, too: to delete them frees nothing."""
         seen: dict[tuple[int, int], list[os.stat_result]] = defaultdict(list)
         for path in paths:
-            with contextlib.suppress(OSError), self.parent(path) as (fd, name):
+            with contextlib.suppress(OSError, HostError), self.parent(path) as (fd, name):
                 for found in walk(fd, name, _DEEPEST):
                     if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
                         seen[found.st_dev, found.st_ino].append(found)
