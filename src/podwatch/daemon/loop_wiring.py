@@ -59,14 +59,14 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         announced,
         watcher=parts.checkpoints.watcher,
         checks=(parts.checkpoints.roots, parts.training.two_writers),
-        uploads=parts.syncer,
+        uploads=parts.backup,
         pruner=pruner,
     )
     return DaemonLoops(sensing, guarding, pruner)
 
 
 def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
-    syncer = parts.syncer
+    backup = parts.backup
 
     def refresh_disks() -> None:
         parts.sensing.disk.refresh()
@@ -77,7 +77,7 @@ def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
         rules=removal_rules(parts),
         layout=parts.run.layout,
         rescan=parts.checkpoints.rescans.wake,
-        abandon=_nothing_uploads if syncer is None else syncer.abandon,
+        abandon=_nothing_uploads if backup is None else backup.abandon,
         refresh_disks=refresh_disks,
         forecast=parts.deletion.forecast,
         remover=parts.deletion.remover,

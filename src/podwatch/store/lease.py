@@ -72,6 +72,7 @@ class Lease:
     _beat_mark: str = field(init=False, default="")
     _beat_at: float | None = field(init=False, default=None)
     _beats: int = field(init=False, default=0)
+    _took_over: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         last = self.own_side.last_claim()
@@ -89,6 +90,21 @@ class Lease:
         """Whether pieces may be sent: as the holder, or while a claim settles that did not wait for the decision."""
         settling = self.decision.act is LeaseAction.SETTLE and self.decision.at_once
         return self.decision.act is LeaseAction.HOLD or settling
+
+    @property
+    def control(self) -> Control:
+        """The request in force of operators and the controller."""
+        return self._view.control
+
+    @property
+    def watched_alive(self) -> bool:
+        """Whether the heartbeat of the pod that is watched has changed meanwhile."""
+        return self.decision.act is LeaseAction.WATCH and self._view.watch.changed
+
+    @property
+    def took_over(self) -> bool:
+        """Whether another pod held the run before the claim of this life."""
+        return self._took_over
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -208,12 +224,13 @@ class Lease:
 
     def _claim(self, store: RunObjects, listed: float) -> None:
         """A request that fails may still be carried out: the next try has another name."""
-        wanted = self.decision
+        wanted, holder = self.decision, self._view.holder
         claim = Claim(wanted.generation, self.nonce(), writer_id=self.me.writer_id)
         document = claim_document(claim, self.me, rfc3339(self.clock.wall()) or "")
         store.put(self.keys.claim(*_numbers(claim)), document, until=listed + CONFIRMED_SECONDS)
         if wanted.at_once:
             self.own_side.claimed(claim)
+        self._took_over = holder is not None and not self._view.holder_is_me
         self._claimed_at = self.clock.boottime()
         self._view = replace(self._view, own=OwnClaim(claim, wanted.at_once), take_over=False)
         self._list(store)

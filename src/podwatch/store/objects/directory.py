@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.safe_names import check_relative_path
@@ -318,3 +319,16 @@ class DirectoryObjects:
             fix = "check that the directory is mounted and writable"
             what = f"the store cannot be used: {error.strerror or error}"
             raise StoreOutage(what, where=self._where(key), fix=fix) from error
+
+
+def is_on_file_system_of(url: str, path: Path) -> bool:
+    """Whether the directory of ``file://`` is, or would be made, on the file system of ``path``: then it is no
+    backup."""
+    return _device(Path(unquote(urlsplit(url).path))) == _device(path)
+
+
+def _device(path: Path) -> int:
+    for candidate in (path, *path.parents):
+        with suppress(OSError):
+            return candidate.stat().st_dev
+    return -1

@@ -1,6 +1,6 @@
 """Counts the outcome of each checkpoint: stored, skipped for a newer one, or abandoned."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
@@ -8,7 +8,6 @@ from podwatch.domain.facts import Tally, UploadOutcome
 from podwatch.domain.finding import Severity
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.sync.interfaces import Tell
 
 TALLY = "sync.tally"
 """Journal key."""
@@ -22,7 +21,7 @@ class CheckpointTally:
     """Loop-side object. A checkpoint is pending from when it was seen complete until it, or a newer one, is
     published."""
 
-    def __init__(self, journal: AsyncJournal, tell: Tell) -> None:
+    def __init__(self, journal: AsyncJournal, tell: Callable[..., None]) -> None:
         self._journal, self._tell = journal, tell
         self.now = Tally()
         self._waiting: set[Key] = set()
