@@ -50,8 +50,8 @@ from podwatch.system.files import read_file
 from podwatch.system.procfs import boot_id, machine_id
 
 if TYPE_CHECKING:
-    from podwatch.daemon.components import Run
     from podwatch.daemon.backup.backup import Backup
+    from podwatch.daemon.components import Run
 
 ANSWER_SECONDS: Final = 10.0
 """Limit of one read, and of one write. B2 needs one second; the job's start waits for the first."""

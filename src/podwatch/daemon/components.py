@@ -9,6 +9,7 @@ from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts
+from podwatch.daemon.backup.run_side import WandbIds
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.nodes import Gang
@@ -18,7 +19,6 @@ from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.state_check import Exits, StateCheck
-from podwatch.daemon.backup.run_side import WandbIds
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.status_document import Capabilities
 from podwatch.journal import AsyncJournal

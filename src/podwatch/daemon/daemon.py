@@ -54,9 +54,9 @@ from podwatch.system.sd_notify import make_notifier
 from podwatch.trainer.start_and_adopt import SupervisorJob
 
 if TYPE_CHECKING:
+    from podwatch.daemon.backup.post_mortem import PostMortem
     from podwatch.hooks.evaluation import Evaluations
     from podwatch.hooks.hook_runner import Hooks
-    from podwatch.daemon.backup.post_mortem import PostMortem
 
 FIRST_LOOK_SECONDS = 10.0
 """READY waits at most this long for the first GPU reading; a GPU sensor without an answer does not block the start."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import RecoverySettings
+from podwatch.daemon.backup.backup import Unstored
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
@@ -31,7 +32,6 @@ from podwatch.journal import Journal
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lost_saves import to_wait_for
 from podwatch.recovery.state import Phase
-from podwatch.daemon.backup.backup import Unstored
 from podwatch.system import procfs
 from podwatch.system.clock import until_beat
 from podwatch.trainer.start_and_adopt import SupervisorJob
@@ -39,10 +39,10 @@ from podwatch.trainer.supervisor_files import read_record, retire_record, was_st
 
 if TYPE_CHECKING:
     from podwatch.daemon.ask_and_record_attempts import JobVerdicts
+    from podwatch.daemon.backup.post_mortem import PostMortem
     from podwatch.daemon.end_pod import PodEnder
     from podwatch.daemon.store_jobs import StoreJobs
     from podwatch.hooks.evaluation import Evaluations
-    from podwatch.daemon.backup.post_mortem import PostMortem
 
 LOOK_SECONDS: Final = 1.0
 PROGRESS_SECONDS: Final = 60.0

@@ -25,7 +25,6 @@ from podwatch.hooks.evaluation_files import place_of
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
 from podwatch.hooks.hook_runner import Desk
 from podwatch.hooks.start_child import problem_of
-from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
 from podwatch.sync.restore.in_thread import RestoreThread
 from podwatch.system.blocking_calls import Worker

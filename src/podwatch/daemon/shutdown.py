@@ -25,10 +25,10 @@ from podwatch.recovery.stop import tell_to_end
 from podwatch.trainer.base import TrainerHandle
 
 if TYPE_CHECKING:
+    from podwatch.daemon.backup.backup import Backup
     from podwatch.daemon.components import Components
     from podwatch.daemon.loop_wiring import DaemonLoops
     from podwatch.daemon.store_jobs import StoreJobs
-    from podwatch.daemon.backup.backup import Backup
 
 AGAIN_SECONDS = 0.05
 LOOK_AGAIN_SECONDS = 0.1

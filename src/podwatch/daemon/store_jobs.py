@@ -142,7 +142,9 @@ class StoreJobs:
             self._accounted = beat.mark
             self._status.books.accountant.take_over(beat.said.account, self._backup.claimed)
         wall = beat.said.digest_wall
-        if wall is not None and wall <= self._parts.run.clock.wall():  # one of the future would delay the next by as much
+        if (
+            wall is not None and wall <= self._parts.run.clock.wall()
+        ):  # one of the future would delay the next by as much
             self._digest_wall = max(wall, self._digest_wall or wall)
 
     async def say_leaving(self) -> None:

@@ -63,9 +63,7 @@ def make_backup(
         Uploads(settings, connection, outbox),
         StoreRetention(settings.sync, connection, side, stock, lease, named, clock),
     )  # fmt: skip
-    return Backup(
-        settings, side, catalogue, run.journal, clock, parts, save_gap=lambda: save_gap(forecast.saves)
-    )
+    return Backup(settings, side, catalogue, run.journal, clock, parts, save_gap=lambda: save_gap(forecast.saves))
 
 
 def timing_of(settings: Settings) -> LeaseTiming:

@@ -1,6 +1,5 @@
 """Builds the components of one daemon and connects them, one function for each subject. Starts nothing."""
 
-import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
 from podwatch.journal import Journal
-from podwatch.policy.disk_forecast import SPEED, Forecast, save_gap
+from podwatch.policy.disk_forecast import SPEED, Forecast
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.failure import Failures
@@ -55,7 +54,6 @@ from podwatch.system.own_directories import Workspace
 from podwatch.trainer.find import sought_run
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
-
 
 MORE_SECONDS = 5.0
 """As PID 1, init gives training 3 s beyond ``preempt_grace``, once the daemon has ended."""

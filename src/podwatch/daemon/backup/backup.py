@@ -1,4 +1,4 @@
-"""Keeps the newest complete checkpoint in the store: picks, sends, publishes, removes what is old, reports (docs/sync.md).
+"""Keeps the newest complete checkpoint in the store: picks, sends, publishes, removes what is old, reports.
 
 Trouble of the store never leaves this object as an exception: it is a state, reported once, and tried again for ever.
 """
@@ -21,7 +21,7 @@ from podwatch.daemon.backup.removal import StoreRetention
 from podwatch.daemon.backup.run_side import RunSide
 from podwatch.daemon.backup.stock import Stock, departed_from, is_behind_lineage, newest_of_lineage
 from podwatch.daemon.backup.tally import CheckpointTally
-from podwatch.daemon.backup.uploads import Uploads, UploadStopped
+from podwatch.daemon.backup.uploads import InFlight, Uploads, UploadStopped
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
 from podwatch.domain.event import EventName
@@ -54,6 +54,8 @@ SWEPT, BEGUN = "sync.swept", "sync.begun"
 """Journal keys: epoch second of the last sweep; [epoch second, step, save_id] of the newest upload's start, for
 ``upload_gap`` after a restart."""
 _TRIES = 3
+EVENTS_LOOKED_AT = 5000
+"""Publications of the last days are among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,13 @@ class Backup:
         self, settings: Settings, run: RunSide, catalogue: Catalogue, journal: AsyncJournal, clock: Clock,
         parts: StoreParts, *, save_gap: Callable[[], float | None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._settings, self._run, self._catalogue, self._journal, self._clock = settings, run, catalogue, journal, clock
+        self._settings, self._run, self._catalogue, self._journal, self._clock = (
+            settings,
+            run,
+            catalogue,
+            journal,
+            clock,
+        )
         self._save_gap = save_gap
         self.connection, self._keeper = parts.connection, parts.keeper
         self._named, self._stock, self._lease = parts.named, parts.stock, parts.lease
@@ -130,9 +138,7 @@ class Backup:
         connection, flight, decision = self.connection, self._uploads.in_flight, self._keeper.decision
         trouble, publishing, inventory = connection.trouble, self._publishing, self._stock.inventory
         if flight is None and publishing is not None:
-            step, sent, total = publishing.step, publishing.total_bytes, publishing.total_bytes
-        else:
-            step, sent, total = (None, 0, 0) if flight is None else (flight.step, flight.sent, flight.total)
+            flight = InFlight(publishing.step, publishing.total_bytes, publishing.total_bytes)
         newest = None if inventory is None else inventory.newest
         return StoreFacts(
             store_url=connection.url,
@@ -146,7 +152,10 @@ class Backup:
             listed=inventory is not None,
             last_step=None if newest is None else newest.step,
             last_published_wall=self._last_published_wall(inventory),
-            uploading_step=step, uploaded_bytes=sent, total_bytes=total, upload_rate=self._uploads.rate,
+            uploading_step=None if flight is None else flight.step,
+            uploaded_bytes=0 if flight is None else flight.sent,
+            total_bytes=0 if flight is None else flight.total,
+            upload_rate=self._uploads.rate,
             superseded=decision.act in NOT_OURS,
             standing=decision,
             settles_in=self._keeper.settles_in,
@@ -197,7 +206,13 @@ class Backup:
 
     @property
     def generation(self) -> int:
+        """Of the claim that this pod has won; 0 if none."""
         return self._keeper.generation
+
+    @property
+    def claimed(self) -> int:
+        """The generation of this pod's claim, decided or not; 0 if none."""
+        return self._keeper.decision.generation if self.may_upload else 0
 
     async def confirm(self) -> int:
         """The generation with which this pod holds the run, confirmed by the store now. Raises PodwatchError."""
@@ -229,7 +244,7 @@ class Backup:
         self._wake.set()
         if self._tasks and self._stock.inventory is not None:
             lineage = self._run.lineage.id
-            stored = {key for key in ((s.step, s.save_id) for s in self.sets if self._stock.find(s) is not None)}
+            stored = {(s.step, s.save_id) for s in self.sets if self._stock.find(s) is not None}
             self._tally.see(self.sets, stored, lineage, newest_of_lineage(self._stock.inventory, lineage))
 
     async def sync_now(self, step: int | None = None) -> None:
@@ -373,7 +388,10 @@ class Backup:
 
     async def sweep_store(self) -> None:
         """Once a day: list the store again, remove what is old or was never finished."""
-        if not self.holds or self._clock.wall() - float(await self._journal.run(Journal.learned, SWEPT, 0.0)) < SWEEP_EVERY:
+        if (
+            not self.holds
+            or self._clock.wall() - float(await self._journal.run(Journal.learned, SWEPT, 0.0)) < SWEEP_EVERY
+        ):
             return
         await self._retention.prune(self._live())
         await self._keeper.tidy()
@@ -452,6 +470,10 @@ class Backup:
         if self._begun is None:
             found = await self._disk.call(self._outbox.found)
             self._begun = {save.key: save for save in found if save.run_id == self._settings.run_id}
+            if self._stock.inventory is None:
+                await self._take_inventory()
+            assert self._stock.inventory is not None
+            await self._report_missed(self._stock.inventory)
         if self._stock.inventory is None or self._failures:
             await self._take_inventory()
             self._failures = min(self._failures, 1)
@@ -563,11 +585,31 @@ class Backup:
         if named or saved.manifest.lineage != self._run.lineage.id or self._newest_stored() > saved.step:
             return False
         await self.connection.call(lambda store: self._repoint(store, saved))
-        text, wall = f"step {saved.step} is in the store", self._clock.wall()
-        self._published_wall = wall
-        fields = {"step": saved.step, "bytes": saved.bytes, "generation": saved.generation, "seq": saved.seq}
-        self.connection.say(EventName.PUBLISHED, text, **fields)
+        self._published_wall = self._clock.wall()
+        self._say_published(saved)
         return True
+
+    def _say_published(self, saved: Stored, more: str = "") -> None:
+        fixed = {one.key for one in self._stock.checkpoints(()) if one.milestone}
+        self.connection.say(
+            EventName.PUBLISHED, f"step {saved.step} is in the store{more}", step=saved.step, bytes=saved.bytes,
+            generation=saved.generation, seq=saved.seq, milestone=saved.key in fixed,
+        )  # fmt: skip
+
+    async def _report_missed(self, inventory: Inventory) -> None:
+        """Report the newest publication, if an earlier podwatch was killed before it could: hooks run for it at least
+        once, and they read events."""
+        newest, events = inventory.newest, await self._journal.run(Journal.events, limit=EVENTS_LOOKED_AT)
+        mine = (
+            newest is not None
+            and newest.manifest is not None
+            and newest.manifest.writer_id == self._run.record.writer_id
+        )
+        if newest is None or not mine or not events or newest.wall < events[0].wall:
+            return
+        told = {(e.fields.get("generation"), e.fields.get("seq")) for e in events if e.name is EventName.PUBLISHED}
+        if newest.order not in told:
+            self._say_published(newest, " (podwatch was interrupted before it could report this)")
 
     def more_urgent(self) -> bool:
         """Whether anything waits that is more urgent than exports."""
@@ -718,7 +760,7 @@ class Backup:
             sent = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
             if not self.holds:
                 self._ahead = save.key
-                return
+                return None
             try:
                 return await self._publish(save, sent)
             except PiecesMissing as error:
@@ -737,7 +779,8 @@ class Backup:
         young = found is not None and inventory.store_wall - found.newest_wall < REUSED_SECONDS
         if found is not None and young and found.intent is not None:
             return found.intent, save
-        if found is not None or await self._disk.call(self._outbox.sent, save):
+        sent = await self._disk.call(self._outbox.sent, save)
+        if found is not None or sent:
             save = replace(save, stored_as=secrets.token_hex(8))
             await self._disk.call(self._outbox.rename, save)
             assert self._begun is not None
@@ -793,13 +836,12 @@ class Backup:
         return self._publishes_to(store).publish(sent, author, newest=newest)
 
     def _report(self, save: OutgoingSave, stored: Stored, *, newest: bool, seconds: float) -> None:
-        say, generation, seq = self.connection.say, stored.generation, stored.seq
+        say = self.connection.say
         if not newest:
             text = f"step {save.step}, which is pinned, is in the store"
             say(EventName.FINAL_SYNC, text, step=save.step, bytes=stored.bytes)
             return
-        text = f"step {save.step} is in the store"
-        say(EventName.PUBLISHED, text, step=save.step, bytes=stored.bytes, generation=generation, seq=seq)
+        self._say_published(stored)
         took = max(seconds, self._clock.wall() - save.began_wall)
         self._tally.stored(save.key, seconds=took, save_seconds=self._save_gap())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import HostError, InternalError, IntegrityError, PodwatchError, is_refusal
+from podwatch.domain.errors import HostError, IntegrityError, InternalError, PodwatchError, is_refusal
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.store.budget import CallBudget

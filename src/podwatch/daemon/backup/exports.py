@@ -208,7 +208,9 @@ class Exports:
     async def _store(self, saved: StoredCheckpoint, found: list[PartFiles], more_urgent: Callable[[], bool]) -> None:
         save = self._outgoing(saved, found)
         before = await self._exports_of(saved)
-        kept = [] if before is None else [f for f in before.files if f.part not in set(used_parts(save.files)) and f.hash]
+        kept = (
+            [] if before is None else [f for f in before.files if f.part not in set(used_parts(save.files)) and f.hash]
+        )
         listed = [*kept, *(ExportedFile(f.part, f.path, f.size) for f in save.files)]
         document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(listed))
         await self._connection.call(lambda store: self._write(store, document))

@@ -5,8 +5,20 @@ from dataclasses import dataclass
 
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.domain.checkpoint import FileEntry
-from podwatch.domain.document import Document, FileMode, Flag, Integer, Label, Many, Positive, Real
-from podwatch.domain.document import RunId, SaveId, Text, Texts, Whole
+from podwatch.domain.document import (
+    Document,
+    Flag,
+    Integer,
+    Label,
+    Many,
+    Positive,
+    Real,
+    RunId,
+    SaveId,
+    Text,
+    Texts,
+    Whole,
+)
 from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.domain.safe_links import restorable
 from podwatch.store.documents import SavedFile, SavedLink, SaveIntent
@@ -108,8 +120,7 @@ def outgoing_links(contents: SetContents) -> tuple[SavedLink, ...]:
     links = sorted(contents.symlinks, key=lambda link: (link.part, link.path))
     wanted = [ManifestSymlink(f"{link.part}/{link.path}", link.part, link.target) for link in links]
     return tuple(
-        SavedLink(link.part, link.path.removeprefix(f"{link.part}/"), link.target)
-        for link in restorable(files, wanted)
+        SavedLink(link.part, link.path.removeprefix(f"{link.part}/"), link.target) for link in restorable(files, wanted)
     )
 
 

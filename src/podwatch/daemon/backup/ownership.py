@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from dataclasses import replace
+from typing import Any
 
 from podwatch.daemon.backup.connection import StoreConnection, as_known
 from podwatch.daemon.backup.run_side import RunSide
@@ -179,7 +180,8 @@ class LeaseKeeper:
         self.turned.set()
 
     def _report(self, decision: Decision) -> None:
-        say, facts = self._connection.say, {"generation": decision.generation, "holder": decision.holder}
+        say = self._connection.say
+        facts: dict[str, Any] = {"generation": decision.generation, "holder": decision.holder}
         before = self._told[0] if self._told is not None else None
         if decision.act is LeaseAction.SUPERSEDED and before is not LeaseAction.SUPERSEDED:
             say(EventName.SUPERSEDED, decision.why_not, Severity.CRITICAL, **facts)

@@ -80,7 +80,9 @@ class Uploads:
     @property
     def in_flight(self) -> InFlight | None:
         found = self._progress
-        return None if found is None else InFlight(found.step, min(found.before + found.moved, found.total), found.total)
+        return (
+            None if found is None else InFlight(found.step, min(found.before + found.moved, found.total), found.total)
+        )
 
     @property
     def rate(self) -> float | None:
