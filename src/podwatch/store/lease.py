@@ -5,7 +5,7 @@ suspend counts: a pod does not notice that it was frozen.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from podwatch.domain.errors import IntegrityError, RemoteError
@@ -27,7 +27,7 @@ from podwatch.domain.lease import (
 from podwatch.domain.times import rfc3339
 from podwatch.store.documents import RunPointer
 from podwatch.store.interfaces import OwnSide, Permit, RunObjects, StoreClock, read_or_none
-from podwatch.store.keys import Kind, RunKeys
+from podwatch.store.keys import Kind, RunKeys, is_unclaimed
 from podwatch.store.lease_rules import (
     CONFIRMED_SECONDS,
     MOST_BETWEEN,
@@ -162,7 +162,8 @@ class Lease:
         seen, self._newest_rival = self._newest_rival, _numbers(newest) if newest is not None else (0, "")
         if seen is not None and newest is not None and self._newest_rival != seen:
             watch = HeartbeatWatch(0.0, True, watch.mark)  # a new claim shows as much life as a heartbeat
-        pointed = self._pointed(store) if pointers else self._view.pointed
+        generations = {claim.generation for claim in claims}
+        pointed = self._pointed(store, generations) if pointers else self._view.pointed
         self._view = replace(self._view, claims=tuple(claims), watch=watch, pointed=pointed)
         self._view = replace(self._view, rival=self._rival(store))
 
@@ -176,10 +177,12 @@ class Lease:
             return view.beat.said
         return claimant(read_or_none(store, self.keys.claim(*_numbers(first)), ClaimDocument))
 
-    def _pointed(self, store: RunObjects) -> int:
-        """The highest generation that a pointer of this run has used: claims may have been deleted."""
+    def _pointed(self, store: RunObjects, claims: Collection[int]) -> int:
+        """The highest generation that a pointer of this run has used: claims may have been deleted. One that no pod has
+        claimed is forged, and counts for nothing."""
         names = [self.keys.parse(item.key) for item in store.list(self.keys.pointers)]
-        found = sorted((n for n in names if n.kind is Kind.POINTER), key=lambda n: (n.generation, n.seq))
+        own = (n for n in names if n.kind is Kind.POINTER and not is_unclaimed(n.generation, claims))
+        found = sorted(own, key=lambda n: (n.generation, n.seq))
         for name in reversed(found[-_POINTERS_TRIED:]):
             try:
                 pointer = RunPointer.from_bytes(store.read(self.keys.root + name.rest, RunPointer.LARGEST))
