@@ -479,7 +479,9 @@ class Backup:
             self._failures = min(self._failures, 1)
 
     async def _take_inventory(self) -> None:
-        await self.connection.call(self._stock.take)
+        inventory = await self.connection.call(self._stock.take)
+        if inventory.stored:
+            await self._run.note_stored()
 
     async def _follow_lineage(self) -> bool:
         """After a step back on purpose or a fresh start: make the save from which training continued the newest. Also
@@ -760,15 +762,16 @@ class Backup:
             sent = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
             if not self.holds:
                 self._ahead = save.key
-                return None
+                return
             try:
-                return await self._publish(save, sent)
+                await self._publish(save, sent)
+                return
             except PiecesMissing as error:
+                if not left:
+                    raise
                 folder = self.connection.keys.save(*save.stored_key)
                 await self._disk.call(self._outbox.send_again, save, [folder + name for name in error.names])
                 await self._take_inventory()
-                if not left:
-                    raise
 
     async def _intent(self, save: OutgoingSave) -> tuple[SaveIntent, OutgoingSave]:
         """The intent in the store, which is written first where there is none. An old one can be about to be swept:

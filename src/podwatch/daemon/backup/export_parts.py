@@ -1,5 +1,5 @@
-"""Parts that no resume needs: a layout's exported weights, and ``[sync] extra``. What they contain now, and whether that
-can be stored. Everything here blocks.
+"""Parts that no resume needs: a layout's exported weights, and ``[sync] extra``. What they contain now, and whether
+that can be stored. Everything here blocks.
 """
 
 import json

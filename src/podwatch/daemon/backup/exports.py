@@ -99,7 +99,7 @@ class Exports:
         return False
 
     async def unstored(self, stored: Sequence[StoredCheckpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The parts on disk that are to be stored and are not: (those that come, those that cannot, with the reason)."""
+        """The parts on disk that are to be stored and are not: those that come; those that cannot, with the reason."""
         pending, refused = list[str](), list[str]()
         for due in self._due(stored):
             for part, looked in await self._owed(due):

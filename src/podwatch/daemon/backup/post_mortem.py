@@ -1,4 +1,4 @@
-"""Rounds in which configuration, logs and incident bundles go to the store: on a cadence, after an incident, at the end.
+"""Rounds in which configuration, logs and incident bundles go to the store: periodically, after an incident, at the end.
 
 A failure here is only reported once: the upload of checkpoints says what is wrong with the store.
 """
@@ -59,6 +59,7 @@ class PostMortem:
         self._soon: asyncio.Task[None] | None = None
         self._keeper: EvidenceKeeper | None = None
         self._tidied: float | None = None
+        self._leaving = False
         self.problem = ""
         """Why the last round did not send everything; empty if it did."""
 
@@ -72,6 +73,8 @@ class PostMortem:
                 found = await self._disk.call(self._collect)
                 await self._backup.connection.call(lambda store: self._put(store, found))
         except Exception as error:  # sending evidence must never stop the guard
+            if self._leaving:
+                return
             self.problem = str(error)[:500] or type(error).__name__
             self._keeper = None
         if self.problem and not before:
@@ -96,6 +99,7 @@ class PostMortem:
         """``last``: run a last round first, for at most a few seconds."""
         if self._soon is not None:
             self._soon.cancel()
+        self._leaving = True
         if last:
             await self.store(within=LAST_SECONDS)
         self._disk.close()

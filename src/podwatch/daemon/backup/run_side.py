@@ -192,6 +192,12 @@ class RunSide:
         steps = (run.last_start.step if run.last_start is not None else None, run.wanted)
         return frozenset(step for step in steps if step is not None)
 
+    async def note_stored(self) -> None:
+        """Record that the store has a save of this run: without its answer no start may begin from nothing then."""
+        if not self.record.stored:
+            with contextlib.suppress(PodwatchError):
+                await self._run.file.edit(lambda run: replace(run, stored=True))
+
     async def adopt_pins(self, pins: Mapping[int, str]) -> None:
         """Pin the same steps here."""
 

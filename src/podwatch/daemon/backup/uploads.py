@@ -76,6 +76,8 @@ class Uploads:
         self._progress: _Progress | None = None
         self._stopped = ""
         self._children = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def in_flight(self) -> InFlight | None:
@@ -144,6 +146,7 @@ class Uploads:
 
     async def _move(self, job: TransferJob, save: OutgoingSave, progress: _Progress) -> None:
         self._stopped, self._progress = "", progress
+        self._idle.clear()
         self._children += 1
         who, loop = f"upload {self._children}", asyncio.get_running_loop()
 
@@ -174,11 +177,11 @@ class Uploads:
             raise
         finally:
             self._progress = None
+            self._idle.set()
 
     async def ended(self) -> None:
         """Once no upload runs any more."""
-        while self._running is not None or self._progress is not None:
-            await asyncio.sleep(0.02)
+        await self._idle.wait()
 
     def close(self) -> None:
         self.stop("podwatch is leaving")
