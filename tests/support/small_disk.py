@@ -16,6 +16,7 @@ from podwatch.domain.event import Event
 from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample, Snapshot, observed
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal.journal import Journal
 from podwatch.policy.disk_forecast import Forecast
 from podwatch.policy.local_retention import RemovalPlan
@@ -125,7 +126,8 @@ class Guard:
         else:
             return None
         newest = max((step for step, _ in stored), default=None)
-        return StoreFacts(stored=stored, last_step=newest, uploading_step=uploading)
+        saves = tuple(StoredCheckpoint(step, name, here=name) for step, name in sorted(stored))
+        return StoreFacts(checkpoints=saves, listed=True, last_step=newest, uploading_step=uploading)
 
     async def abandon(self, step: int) -> None:
         assert self.uploads is not None, "nothing is uploaded here"

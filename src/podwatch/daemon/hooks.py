@@ -81,8 +81,8 @@ async def make_hooks(parts: Components, host: Host, config: Path | None) -> Hook
 
 
 async def report_missed(parts: Components, host: Host) -> None:
-    """Report the end of training if an earlier podwatch was killed before it could. Hooks run for it at least once, and they
-    read events."""
+    """Report the end of training if an earlier podwatch was killed before it could: hooks run for it at least once, and
+    they read events."""
     journal = host.journal
     events = await journal.run(Journal.events, limit=EVENTS_LOOKED_AT)
     oldest = events[0].wall if events else host.clock.wall()

@@ -1,4 +1,4 @@
-"""Rounds in which configuration, logs and incident bundles go to the store: periodically, after an incident, at the end.
+"""Rounds that store configuration, logs and incident bundles: periodically, after an incident, at the end.
 
 A failure here is only reported once: the upload of checkpoints says what is wrong with the store.
 """
