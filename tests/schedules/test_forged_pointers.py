@@ -1,4 +1,4 @@
-"""A pointer of a generation that no pod has claimed is forged: it supersedes nobody, and nobody restores what it names."""
+"""A pointer of a generation that no pod has claimed is forged: it supersedes nobody, and nobody restores it."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Promise 1, as test servers and tests check it: whatever the newest pointer or ``latest.json`` says, everything that it
+"""Promise 1, as test servers and tests check it: whatever the newest pointer or ``latest.json`` says, all that it
 names is in the store, complete, with the recorded bytes. By the description of the layout alone."""
 
 import hashlib
