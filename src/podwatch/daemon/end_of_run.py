@@ -205,6 +205,8 @@ class FinalSync:
             sync = backup.status()
             if sync.uploading_step is not None and sync.total_bytes:
                 text += f" ({100 * sync.uploaded_bytes // sync.total_bytes} % of {sync.total_bytes / 1e9:.1f} GB sent)"
+            elif sync.settles_in is not None:
+                text += f" (this pod's claim of the run is decided in {sync.settles_in:.0f} s)"
             elif sync.error:
                 text += f" ({cannot_be_used(sync.error)})"
         text += f". It waits at most {seconds / 60:.0f} min more"

@@ -97,6 +97,13 @@ class Lease:
         return self._view.control
 
     @property
+    def settles_in(self) -> float | None:
+        """Seconds until the claim of this life is decided; None while none settles."""
+        if self.decision.act is not LeaseAction.SETTLE:
+            return None
+        return max(0.0, self.timing.claim_wait - (self.clock.boottime() - self._claimed_at))
+
+    @property
     def watched_alive(self) -> bool:
         """Whether the heartbeat of the pod that is watched has changed meanwhile."""
         return self.decision.act is LeaseAction.WATCH and self._view.watch.changed

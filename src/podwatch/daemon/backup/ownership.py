@@ -72,8 +72,7 @@ class LeaseKeeper:
     @property
     def settles_in(self) -> float | None:
         """Seconds until this pod's claim is decided; None while none settles."""
-        decision = self._lease.decision
-        return decision.wait if decision.act is LeaseAction.SETTLE else None
+        return self._lease.settles_in
 
     @property
     def locked_out(self) -> PodwatchError | None:
