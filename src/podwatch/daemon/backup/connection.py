@@ -18,6 +18,7 @@ from podwatch.store.budget import CallBudget
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.access import access_for
 from podwatch.store.objects.base import Objects
+from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.store.objects.open import open_objects, parse_url
 from podwatch.store.publish import LeaseLost, LeaseUnsettled
 from podwatch.system.blocking_calls import Worker
@@ -75,14 +76,17 @@ class StoreConnection:
         if self._objects is None:
             self._opened += 1
             self._objects = open_objects(self.url, access_for(self._settings))
+            if isinstance(self._objects, DirectoryObjects):
+                self._objects.make_root()
         store, who = self._objects, f"connection {self._opened}"
         try:
             return work(store)
         except (*NOT_OF_THE_STORE, IntegrityError):
             raise
         except (PodwatchError, OSError):
-            self._objects = None
-            store.close()
+            if not isinstance(store, DirectoryObjects):  # which has no key, and knows which directory it was
+                self._objects = None
+                store.close()
             raise
         finally:
             self.count(who, store.calls)
