@@ -408,6 +408,8 @@ class Backup:
             except Exception as error:
                 known = as_known(error)
                 self.connection.unwell(known)
+                if isinstance(known, (LeaseLost, LeaseUnsettled)):
+                    self._keeper.hurry()
                 self._answer(known)
                 self._failures += 1
                 await self._pause()
@@ -796,7 +798,7 @@ class Backup:
         text = f"step {save.step}: upload started"
         self.connection.say(EventName.UPLOAD_STARTED, text, step=save.step, bytes=save.total_bytes)
         await self.connection.call(lambda store: self._begin(store, intent))
-        await self._take_inventory()
+        self._stock.begin(intent)
         return intent, save
 
     def _publishes_to(self, store: Objects) -> Publisher:
@@ -831,8 +833,8 @@ class Backup:
         self._done_well()
         await self._release(save)
         self._report(save, stored, newest=newest, seconds=self._clock.monotonic() - began)
-        await self._take_inventory()
-        await self._retention.prune(self._live())
+        if not await self._retention.prune(self._live()):
+            await self._take_inventory()
 
     def _publish_now(self, store: Objects, save: OutgoingSave, sent: SentSave, *, newest: bool) -> Stored:
         author = self._run.author(start_id=save.start_id, from_step=save.from_step, world_size=save.world_size)

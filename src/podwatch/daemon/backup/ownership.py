@@ -136,9 +136,7 @@ class LeaseKeeper:
 
     async def _until_doubt(self) -> None:
         """Wait for what heartbeats and confirmations cannot settle."""
-        while self.holds:
-            await self._woken.wait()
-            self._woken.clear()
+        await self._woken.wait()
 
     async def _rest(self, seconds: float) -> None:
         await self._clock.wait(self._woken, seconds)

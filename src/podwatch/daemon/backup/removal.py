@@ -47,26 +47,27 @@ class StoreRetention:
         rules = RetentionRules(self.sync.keep_last, self.sync.keep_every)
         return plan(inventory, rules, pins=self.run.pins.keys(), live=live, named=self.named)
 
-    async def prune(self, live: Collection[SaveKey]) -> None:
-        """Remove what retention does not keep. ``live``: saves in use on this pod. Never raises store trouble: it is a
-        warning, and the next publication tries again."""
+    async def prune(self, live: Collection[SaveKey]) -> bool:
+        """Remove what retention does not keep; whether the store was listed. ``live``: saves in use on this pod. Never
+        raises store trouble: it is a warning, and the next publication tries again."""
         if self.run.observes or self.run.withheld():
-            return
+            return False
         if not self.connection.allows(self.stock.names):
             self.warnings = (self.connection.shortage or "old checkpoints stay in the store until tomorrow",)
-            return
+            return False
         try:
             removed = await self.connection.call(lambda store: self._carry_out(store, live))
         except (LeaseLost, LeaseUnsettled):
-            return
+            return False
         except (PodwatchError, OSError) as error:
             self.warnings = (f"old checkpoints were not removed from the store: {error}",)
-            return
+            return False
         self.tidied = True
         self.warnings = (removed.warning,) if removed.warning else ()
         for step, save_id, reason in removed.saves:
             text = f"removed step {step} from the store: {reason}"
             self.connection.say(EventName.REMOTE_PRUNED, text, step=step, save_id=save_id)
+        return True
 
     def _carry_out(self, store: Objects, live: Collection[SaveKey]) -> Removed:
         inventory = self.stock.take(store)
@@ -74,8 +75,7 @@ class StoreRetention:
         if not (wanted.deleted or wanted.unfinished or wanted.pointers or wanted.tmp):
             return Removed(warning=wanted.blocked)
         removed = Remover(store, self.connection.keys, self.lease, self.clock).carry_out(wanted, inventory)
-        if removed.saves:
-            self.stock.take(store)
+        self.stock.drop({(step, save_id) for step, save_id, _ in removed.saves})
         return removed
 
     # -- pins

@@ -10,7 +10,8 @@ from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, Re
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run_state import RunState
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.store.inventory import DocumentCache, Inventory, SaveKey, Stored, take_inventory
+from podwatch.store.documents import SaveIntent
+from podwatch.store.inventory import DocumentCache, Inventory, SaveKey, Stored, Unfinished, take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.retention import milestones
@@ -40,6 +41,19 @@ class Stock:
             others = tuple(s for s in self.inventory.saves if s.key != saved.key)
             left = tuple(u for u in self.inventory.unfinished if u.key != saved.key)
             saves = tuple(sorted((*others, saved), key=lambda s: (s.order, s.wall, s.key)))
+            self.inventory = replace(self.inventory, saves=saves, unfinished=left)
+
+    def begin(self, intent: SaveIntent) -> None:
+        """After the intent of an upload was stored, until the next listing."""
+        if self.inventory is not None:
+            one = Unfinished(intent.step, intent.save_id, self.inventory.store_wall, 0, intent)
+            self.inventory = replace(self.inventory, unfinished=(*self.inventory.unfinished, one))
+
+    def drop(self, keys: Collection[SaveKey]) -> None:
+        """After saves were removed from the store, until the next listing."""
+        if self.inventory is not None:
+            saves = tuple(save for save in self.inventory.saves if save.key not in keys)
+            left = tuple(one for one in self.inventory.unfinished if one.key not in keys)
             self.inventory = replace(self.inventory, saves=saves, unfinished=left)
 
     @property
