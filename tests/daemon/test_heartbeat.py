@@ -13,6 +13,7 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.lease import Beat, Claim, Heartbeat, HolderState, Pod, read_beat
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.run_check import Evidence, Limits, judge
 from podwatch.recovery.state import Phase
 from podwatch.reporting.daemon_view import DaemonView
@@ -39,8 +40,8 @@ def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
     view = views.healthy()
     own = [replace(s, completeness=Completeness.COMPLETE, save_id=f"id{s.step}") for s in view.facts.checkpoints]
     pinned = min(own, key=lambda s: s.step)
-    stored = frozenset((s.step, s.save_id) for s in own if s is not pinned)
-    view = views.changed(view, pins={pinned.step: "best"}, sync=replace(view.sync, stored=stored))
+    stored = tuple(StoredCheckpoint(s.step, "x", here=s.save_id) for s in own if s is not pinned)
+    view = views.changed(view, pins={pinned.step: "best"}, sync=replace(view.sync, checkpoints=stored))
 
     def waits(view: DaemonView, own: list[CheckpointSet]) -> object:
         return heartbeat(view, own, HolderState.RELEASED).unstored_step
@@ -50,9 +51,8 @@ def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
     assert waits(view, own) is None, "during training the newest has the uplink"
     held = [replace(s, held="an earlier branch") if s is pinned else s for s in own]
     assert waits(finished, held) is None
-    assert (
-        waits(replace(finished, sync=replace(view.sync, stored=stored | {(pinned.step, pinned.save_id)})), own) is None
-    )
+    every = (*stored, StoredCheckpoint(pinned.step, "y", here=pinned.save_id))
+    assert waits(replace(finished, sync=replace(view.sync, checkpoints=every)), own) is None
 
 
 def ended(phase: Phase, desired: Desired) -> DaemonView:

@@ -156,7 +156,8 @@ def stored_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> 
 
 def inventory_document(saved: StoredCheckpoint) -> StoredDocument:
     """One checkpoint in the store's inventory."""
-    return of(StoredDocument, saved, size_bytes=saved.total_bytes, stored_at=saved.wall, here=bool(saved.here))
+    here = bool(saved.here)
+    return of(StoredDocument, saved, size_bytes=saved.total_bytes, stored_at=saved.wall, here=here, restored=None)
 
 
 def inspection_document(step: int, problems: Sequence[str], notes: Sequence[str], files: int) -> dict[str, Any]:
