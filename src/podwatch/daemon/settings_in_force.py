@@ -21,7 +21,7 @@ from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.secrets import register
 from podwatch.domain.trainer_log import LogRule
 from podwatch.store.objects.access import access_for
-from podwatch.stores.s3_credentials import claim_own
+from podwatch.system.environment_without_secrets import claim_own
 from podwatch.trainer.environment import read_env_file
 
 
