@@ -87,10 +87,8 @@ def newest_stored(document: dict[str, Any]) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 42")
 def test_what_is_stored_is_what_this_store_has(rig: Rig, elsewhere: Path) -> None:
-    """The store was changed, and nothing can be uploaded to the new one: files are where its directories would be.
-    Seen today: the newest step of the old store."""
+    """The store was changed, and nothing can be uploaded to the new one: files are where its directories would be."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}/old").start()
     running(daemon, rig, step=5)
     published(daemon)
@@ -111,9 +109,8 @@ def test_what_is_stored_is_what_this_store_has(rig: Rig, elsewhere: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 42")
 def test_a_corrected_key_is_used_when_the_operator_asks_for_a_backup(rig: Rig, server: B2Server) -> None:
-    """Asked for, and not only at the next try. Seen today: the answer is the refusal of the last try, with 69."""
+    """Asked for, and not only at the next try."""
     environ = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": "wrong", "B2_ENVIRONMENT": server.url}
     daemon = rig.daemon(environ, sync__store=f"b2://{BUCKET}", sync__refusal_wait="900s").start("--fresh")
     running(daemon, rig, step=5)

@@ -45,7 +45,7 @@ def upload_child(daemon: DaemonProcess) -> int:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"podwatch.sync.upload.child_main" in words:
+        if b"podwatch.store.transfer" in words:
             return pid
     return 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.loading import load_text
-from podwatch.daemon.store_jobs import start_of
+from podwatch.daemon.backup.post_mortem import start_of
 from podwatch.domain import secrets
 from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import MASK

@@ -17,12 +17,12 @@ from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.config.reload_limits import waits_for_restart
 from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
+from podwatch.daemon.backup.backup import Backup
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.settings_in_force import policies_from
 from podwatch.daemon.shutdown import LastWords, beside, briefly, end_tasks, say_goodbye, say_goodbye_of_job
 from podwatch.domain.snapshot import Reading, SensorState, observed, unobserved
-from podwatch.sync.syncer import Syncer
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from tests.support.hurry import hurrying
@@ -118,7 +118,7 @@ class Preempted:
     """A pod that has stored step 10 and is told to leave. ``order``: what happened."""
 
     world: World
-    syncer: Syncer
+    syncer: Backup
     worker: Worker = field(default_factory=lambda: Worker("looks"))
     order: list[str] = field(default_factory=list)
 

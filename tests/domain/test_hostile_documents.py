@@ -17,11 +17,8 @@ from podwatch.domain.intents import StoreIntent
 from podwatch.domain.lease import (
     ClaimDocument,
     Control,
-    HandedOverSave,
-    HandedOverSaves,
     Heartbeat,
     HeartbeatEnd,
-    Pin,
 )
 from podwatch.domain.manifest import Manifest, ManifestFile, ManifestSymlink, Pointer, Proof
 from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
@@ -45,8 +42,8 @@ SAMPLES: list[Document] = [
     ClaimDocument("w", "m", "b", "p", "pod-1", WHERE, "process", 3, "nonce", "now"),
     Heartbeat(
         "w", "m", "b", "p", "pod-1", WHERE, "process", step=40, step_wall=1.0, written_wall=2.0, outcome="stopped",
-        end=HeartbeatEnd("stopped", 65, "command", "text"), pins=(Pin(40, "best"),), account=AccountTotals(failures=3),
-        saves=HandedOverSaves(3, 7, (HandedOverSave(40, "save", "line", 3, 7, 1.0, 9),)), last_digest_at="now",
+        end=HeartbeatEnd("stopped", 65, "command", "text"), account=AccountTotals(failures=3),
+        last_digest_at="now",
     ),
     Control("stopped", "pod-1", "why"),
     RunVerdict(

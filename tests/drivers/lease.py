@@ -11,20 +11,6 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from podwatch.config.settings import SyncSettings
-from podwatch.daemon.store_wiring import attempt_ended, this_pod
-from podwatch.domain.account_document import AccountTotals
-from podwatch.domain.engine_and_attempt import Instance
-from podwatch.domain.errors import RemoteError
-from podwatch.domain.event import EventName
-from podwatch.domain.intents import PublishIntent
-from podwatch.domain.lease import MOST_PINS, Decision, Heartbeat, HolderState, LeaseAction, Pod, pins_of, read_beat
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
-from podwatch.domain.run import IntentKind
-from podwatch.domain.run_state import WonClaim
-from podwatch.policy.who_holds_the_run import Timing, next_pointer
-from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.fenced_writes import TooLate, put_before
 from podwatch.sync.lease.protocol import (
     Create,
     Delete,
@@ -39,6 +25,21 @@ from podwatch.sync.lease.protocol import (
     Superseded,
     perform,
 )
+
+from podwatch.config.settings import SyncSettings
+from podwatch.daemon.backup.run_side import attempt_ended, this_pod
+from podwatch.domain.account_document import AccountTotals
+from podwatch.domain.engine_and_attempt import Instance
+from podwatch.domain.errors import RemoteError
+from podwatch.domain.event import EventName
+from podwatch.domain.intents import PublishIntent
+from podwatch.domain.lease import MOST_PINS, Decision, Heartbeat, HolderState, LeaseAction, Pod, pins_of, read_beat
+from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
+from podwatch.domain.run import IntentKind
+from podwatch.domain.run_state import WonClaim
+from podwatch.policy.who_holds_the_run import Timing, next_pointer
+from podwatch.stores.base import ObjectStore, StoredObject
+from podwatch.stores.fenced_writes import TooLate, put_before
 from podwatch.sync.publish_and_pointer import Publisher, named_by_others, newest_pointer, read_pointer
 from podwatch.sync.store_removal import RemoteRetention
 from podwatch.system.clock import SystemClock

@@ -20,6 +20,8 @@ from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.layout import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
+from podwatch.daemon.backup.outbox import Outbox
+from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files
 from podwatch.disk.leftovers import Measurements, quarantine_entries
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover
@@ -31,9 +33,9 @@ from podwatch.domain.run import Lineage
 from podwatch.journal.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.run_file import RunFile
+from podwatch.store.transfer.send import SourceForeign
 from podwatch.sync.restore import stage_and_put_in_place
 from podwatch.sync.restore.stage_and_put_in_place import StagingArea
-from podwatch.sync.upload.keep_files_until_sent import Holder
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import HIDDEN, RootReplaced
@@ -257,13 +259,18 @@ def _judge(guard: Guard) -> None:
 
 def _hold(guard: Guard) -> None:
     assert guard._judged is not None
-    holder = Holder(guard.workspace, guard.journal, 0.0)
-    held = holder.hold(guard._judged)
-    if held is not None:
-        holder.unchanged(held)
-        holder.cramped(held)
-        holder.release(held)
-    holder.take_over(None)
+    judged = guard._judged
+    roots = {part.part.name: str(part.part.path) for part in judged.parts}
+    save = OutgoingSave("run", 9, "save", "stored", "custom", 1 << 20, outgoing_files(judged.files), roots)
+    outbox = Outbox(guard.home / "uploads", guard.workspace, 0.0)
+    try:
+        taken = outbox.take(save, judged)
+        outbox.is_unchanged(taken)
+        outbox.is_cramped(taken)
+        outbox.release(taken)
+        outbox.found()
+    except SourceForeign:
+        return
 
 
 def _record(guard: Guard) -> None:

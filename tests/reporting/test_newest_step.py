@@ -13,6 +13,7 @@ from podwatch.client.status_verdict import verdict
 from podwatch.daemon.status_view import headline, heartbeat
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
 from podwatch.domain.status_document import RecoveryView
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.metrics import exposition, make_registry
@@ -127,7 +128,7 @@ def test_what_a_death_would_cost(
     """On a new pod the checkpoint that training resumed from is as good as one that was saved here."""
     view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
     sets = () if here is None else (views.checkpoint(here),)
-    sync = replace(view.sync, last_step=stored, saves=30 if read else None)
+    sync = replace(view.sync, last_step=stored, listed=read)
     assert steps_at_risk(view.facts.pod, sets, resumed, sync.last_step, unread=sync.unread) == lost
     assert steps_at_risk(view.facts.pod, (), None, None) == 205, "without a store nothing is unknown"
     counted = steps_at_risk(view.facts.pod, sets, resumed, sync.last_step, unread=sync.unread, saves_counted=True)
@@ -155,5 +156,8 @@ def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> N
 )
 def test_what_the_store_holds_is_said_only_once_it_is_known(last: int | None, saves: int | None, says: str) -> None:
     view = views.healthy()
-    view = replace(view, sync=replace(view.sync, last_step=last, saves=saves, uploading_step=None))
+    stored = tuple(StoredCheckpoint(step, "s") for step in range(saves or 0))
+    view = replace(
+        view, sync=replace(view.sync, last_step=last, checkpoints=stored, listed=saves is not None, uploading_step=None)
+    )
     assert says in render(build_status(view), width=120)

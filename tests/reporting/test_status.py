@@ -15,6 +15,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Desired, SensorState, observed, unobserved
 from podwatch.domain.status_document import RecoveryView
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.reporting.json_documents import event_document
 from podwatch.reporting.status import build_status
 from tests.reporting import views
@@ -144,7 +145,10 @@ def test_a_person_running_training_after_a_give_up_is_running():
 
 def test_stored_goes_by_save_and_not_by_step():
     view = views.healthy()
-    again = replace(view.sync, stored=frozenset({(80, "another-save"), (85, "s85")}))
+    again = replace(
+        view.sync,
+        checkpoints=tuple(StoredCheckpoint(n, "x", here=name) for n, name in ((80, "another-save"), (85, "s85"))),
+    )
     sets = build_status(replace(view, sync=again))["checkpoints"]["sets"]
     assert [(s["step"], s["stored"]) for s in sets] == [(80, False), (85, True)]
     assert [s["uploading"] for s in sets] == [False, True]

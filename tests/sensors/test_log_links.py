@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.command import Command
+from podwatch.daemon.backup.evidence import LogEnds, configs
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
 from podwatch.recovery.start_plan import changed_configs, config_digests
 from podwatch.sensors import log_tail
-from podwatch.sync.upload.artifacts import LogEnds, configs
 from podwatch.trainer.environment import read_env_file
 from tests.support.other_users import T, as_root, enterable, own
 

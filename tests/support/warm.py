@@ -35,7 +35,7 @@ from typing import Any
 from tests.support import namespaces
 
 ROOT = Path(__file__).parents[2]
-CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.sync.upload.child_main")
+CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.store.transfer.__main__")
 IMPORTED = (
     *CHILDREN,
     "podwatch.config.loading",
@@ -44,7 +44,7 @@ IMPORTED = (
     "podwatch.stores.b2",
     "podwatch.stores.s3",
     "podwatch.sync.restore.restore",
-    "podwatch.sync.syncer",
+    "podwatch.daemon.store_wiring",
     "tests.cli.fake_daemon",
     "tests.support.b2server.server",
     "tests.support.s3server.server",

@@ -50,8 +50,8 @@ from podwatch.system.files import read_file
 from podwatch.system.procfs import boot_id, machine_id
 
 if TYPE_CHECKING:
+    from podwatch.daemon.backup.backup import Backup
     from podwatch.daemon.components import Run
-    from podwatch.sync.syncer import Syncer
 
 ANSWER_SECONDS: Final = 10.0
 """Limit of one read, and of one write. B2 needs one second; the job's start waits for the first."""
@@ -247,8 +247,8 @@ def _told(error: Exception) -> str:
 class OwnAttempt:
     """What identifies this attempt and its machine. ``retry``: an operator passed `--retry`."""
 
-    def __init__(self, config: Configuration, gpus: GpuSensor, syncer: "Syncer", *, retry: bool) -> None:
-        self._config, self._gpus, self._syncer, self._retry = config, gpus, syncer, retry
+    def __init__(self, config: Configuration, gpus: GpuSensor, backup: "Backup", *, retry: bool) -> None:
+        self._config, self._gpus, self._backup, self._retry = config, gpus, backup, retry
         self._instance = instance(os.environ)
 
     def describe(self, now: float) -> Attempt:
@@ -261,7 +261,7 @@ class OwnAttempt:
             now=now,
             instance=self._instance,
             host_name=socket.gethostname(),
-            worked=self._syncer.status().last_step is not None,
+            worked=self._backup.status().last_step is not None,
             retry=self._retry,
         )
 
@@ -294,10 +294,10 @@ def digest(settings: Settings) -> str:
 
 
 def make_verdicts(
-    run: "Run", gpus: GpuSensor, syncer: "Syncer | None", context: RecoveryContext, *, retry: bool
+    run: "Run", gpus: GpuSensor, backup: "Backup | None", context: RecoveryContext, *, retry: bool
 ) -> JobVerdicts | None:
     """None without a usable store: each attempt is then the first."""
-    if syncer is None:
+    if backup is None:
         return None
     settings, writer_id = run.config.settings, run.file.current.writer_id
 
@@ -305,5 +305,5 @@ def make_verdicts(
         return open_store(settings.sync.store, credentials_for(settings), writer_id=writer_id, connections=1)
 
     file = VerdictFile(opened, keys_for(settings.sync.store, settings.run_id), run.clock)
-    own = OwnAttempt(run.config, gpus, syncer, retry=retry)
+    own = OwnAttempt(run.config, gpus, backup, retry=retry)
     return JobVerdicts(file, own, context, run.clock, settings.recovery, run.emit)

@@ -9,6 +9,7 @@ from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts
+from podwatch.daemon.backup.run_side import WandbIds
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.nodes import Gang
@@ -18,7 +19,6 @@ from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.state_check import Exits, StateCheck
-from podwatch.daemon.store_wiring import WandbIds
 from podwatch.disk.leftovers import Measurements
 from podwatch.disk.remove import Remover
 from podwatch.domain.run import MutationGuard
@@ -41,8 +41,8 @@ from podwatch.system.procfs import boot_id, boot_wall
 from podwatch.trainer.start_and_adopt import SupervisorJob, SupervisorLauncher
 
 if TYPE_CHECKING:
+    from podwatch.daemon.backup.backup import Backup
     from podwatch.sync.restore.in_thread import RestoreThread
-    from podwatch.sync.syncer import Syncer
 
 LEARNED = "learned"
 """Journal key of the learned baselines and durations."""
@@ -141,10 +141,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """``syncer`` is None without a store. ``refused``: why the configured one is not used, else empty. ``elsewhere``:
+    """``backup`` is None without a store. ``refused``: why the configured one is not used, else empty. ``elsewhere``:
     node 0 of this run uploads for all of its nodes, and this is another one."""
 
-    syncer: "Syncer | None"
+    backup: "Backup | None"
     restore: "RestoreThread | None"
     refused: str
     wandb: WandbIds
@@ -180,5 +180,5 @@ class Components:
         return self.run.config.settings
 
     @property
-    def syncer(self) -> "Syncer | None":
-        return self.store.syncer
+    def backup(self) -> "Backup | None":
+        return self.store.backup

@@ -21,8 +21,8 @@ from podwatch.detection.log_rules import effective
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.secrets import register
 from podwatch.domain.trainer_log import LogRule
-from podwatch.stores.credentials import credentials_for
-from podwatch.stores.s3_credentials import claim_own
+from podwatch.store.objects.access import access_for
+from podwatch.system.environment_without_secrets import claim_own
 from podwatch.trainer.environment import read_env_file
 
 
@@ -70,7 +70,7 @@ def learn_secrets(settings: Settings) -> None:
         if trainer.env_file is not None:
             read_env_file(trainer.env_file)
     with _unless_unreadable():
-        credentials_for(settings)
+        access_for(settings)
     with _unless_unreadable():
         all_urls(settings.notify)
     with _unless_unreadable():

@@ -316,7 +316,7 @@ def opening(parts: Components, pause: Pause | None = None) -> str:
     """The first line: the state of training, and whether checkpoints are backed up."""
     layout = parts.run.layout
     known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
-    where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
+    where = f"syncing to {parts.settings.sync.store}" if parts.backup is not None else "NOT BACKED UP"
     if parts.gang is not None:
         where = f"{where}; {parts.gang.place}" if parts.gang.leads else f"{parts.gang.place}: node 0 uploads for all"
     paused = "" if pause is None else f"; {described(pause)}"
@@ -354,6 +354,6 @@ def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:
         for name, reading in snapshot.readings.items()
         if reading.state in ("blind", "denied", "pending")
     ]
-    if parts.syncer is not None and (sync := parts.syncer.status()).ok is False:
+    if parts.backup is not None and (sync := parts.backup.status()).ok is False:
         reasons.append(cannot_be_used(sync.error))
     return not reasons, reasons

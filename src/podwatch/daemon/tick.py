@@ -152,7 +152,7 @@ class Findings:
             config += parts.gang.findings()
         if parts.store.elsewhere:
             return config
-        if parts.settings.sync.store and parts.syncer is None and not parts.store.refused:
+        if parts.settings.sync.store and parts.backup is None and not parts.store.refused:
             return (*store_withheld_finding(since=self._started), *config)
         if parts.store.refused:
             return (*store_refused_finding(parts.store.refused, since=self._started), *config)

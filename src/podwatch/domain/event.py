@@ -72,7 +72,6 @@ class EventName(StrEnum):
     RUN_CLAIMED = "run-claimed"
     RUN_HELD_ELSEWHERE = "run-held-elsewhere"
     SUPERSEDED = "superseded"
-    POINTER_REPAIRED = "pointer-repaired"
     CONTROL_CHANGED = "control-changed"
     CONTROL_REFUSED = "control-refused"
 

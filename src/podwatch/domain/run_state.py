@@ -149,6 +149,8 @@ class RunState(Document):
     """Part of the address to which the trainer sends its progress."""
     writer_id: Text = ""
     """Names this pod in the store."""
+    stored: Flag = False
+    """A whole save of this run was seen in the store."""
     claim: WonClaim | None = None
 
     def pinned(self, step: int, reason: str) -> Self:

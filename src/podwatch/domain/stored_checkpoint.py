@@ -96,3 +96,27 @@ class KnownSaves:
     generation: int
     seq: int
     saves: tuple[PublishedSave, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A save in the store's inventory. ``save_id``: as the store names it; ``here``: as this pod names the same save,
+    empty where it does not have it. ``wall``: when it was stored, by the store's clock. ``whole``: it can be restored.
+    ``milestone``: retention keeps it for good."""
+
+    step: int
+    save_id: str
+    lineage: str = ""
+    generation: int = 0
+    seq: int = 0
+    total_bytes: int = 0
+    wall: float = 0.0
+    pinned: bool = False
+    exports: bool = False
+    milestone: bool = False
+    whole: bool = True
+    here: str = ""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return (self.step, self.save_id)

@@ -100,7 +100,6 @@ class Lineages:
         if not tools.run_file.known or handle.supervision is not Supervision.ATTACH:
             return False
         sets = [s for s in await self.context.rescan() if self.context.owns(s)]
-        published = await tools.journal.run(Journal.published)
         named = await tools.blocking(self._resumed, handle)
         lineage = self.context.run.lineage
         left = departure(
@@ -110,7 +109,11 @@ class Lineages:
             began_wall=min(handle.started_wall, started_wall(handle.launcher, tools.clock)),
             resumed=named.step if named is not None else None,
             named_by=named.named_by if named is not None else "",
-            stored=[p.step for p in published if p.lineage == lineage.id and p.wall < handle.started_wall],
+            stored=[
+                saved.step
+                for saved in tools.stored
+                if saved.whole and saved.lineage == lineage.id and saved.wall < handle.started_wall
+            ],
         )
         if left is None:
             return False
@@ -291,7 +294,7 @@ class ResumeChooser:
                     why = f"step {max(behind)} seems to be behind a symbolic link, and podwatch follows no link"
                     raise NothingToResume(replace(choice, source="none", reason=why), BEHIND_A_LINK)
                 self.failed_fetches = 0  # no checkpoint is here, so only the store can help: ask it again
-                if trouble and not await self._store_must_be_empty():
+                if trouble and not self._store_must_be_empty():
                     raise StoreUnknown(
                         f"no checkpoint of this run is on this pod, and the store did not provide one: {trouble}",
                         fix="make the store reachable, or run `podwatch start --fresh` to start at step 0",
@@ -409,11 +412,11 @@ class ResumeChooser:
             return (), str(error)
         return () if found is None else (found,), ""
 
-    async def _store_must_be_empty(self) -> bool:
-        """Return whether this pod has trained before and never published or fetched anything: then the store holds
-        nothing of this run to lose."""
-        started = self.context.run.last_start is not None
-        return started and not await self.context.tools.journal.run(Journal.published)
+    def _store_must_be_empty(self) -> bool:
+        """Return whether this pod has trained before, and has never seen a save of this run in the store: then the
+        store holds nothing of this run to lose."""
+        run = self.context.run
+        return run.last_start is not None and not run.stored
 
 
 def _unusable(choice: Choice, trouble: str, wanted: int | None, here: Sequence[CheckpointSet]) -> PodwatchError:

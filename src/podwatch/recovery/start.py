@@ -13,7 +13,6 @@ from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE, Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import scrub_argv
-from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice
@@ -188,14 +187,13 @@ class Starter:
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.context.show(Phase.STARTING, fresh_or_from)
         now = gpus_and_ports_free.memory_now(tools.gpus.latest())
-        published = await tools.journal.run(Journal.published)
         await self._repair(trackers, fresh_or_from)
         if step is None and await tools.journal.run(Journal.learned, FROM_STORE):
             await tools.journal.run(Journal.learn, FROM_STORE, {})
 
         def starting(run: RunState) -> RunState:
             return replace(
-                self._in_its_lineage(run, choice, before, published),
+                self._in_its_lineage(run, choice, before),
                 last_start=prepared.record,
                 starting=prepared.plan.start_id,
                 wandb=dict(prepared.wandb),
@@ -279,9 +277,7 @@ class Starter:
             wall=self.context.tools.clock.wall(),
         )
 
-    def _in_its_lineage(
-        self, run: RunState, choice: Choice, newest: int | None, published: list[PublishedSave]
-    ) -> RunState:
+    def _in_its_lineage(self, run: RunState, choice: Choice, newest: int | None) -> RunState:
         """Return ``run`` with the lineage of this start: going back on request, stepping back, or a fresh start opens a
         new one."""
         old = run.lineage
@@ -292,7 +288,8 @@ class Starter:
         back = run.wanted is not None or run.below is not None
         if run.last_start is None:
             # The first start on this pod continues the lineage of its checkpoint, if that is known.
-            known = next((p.lineage for p in published if (p.step, p.save_id) == (choice.step, choice.save_id)), "")
+            stored = self.context.tools.stored
+            known = next((s.lineage for s in stored if (s.step, s.here) == (choice.step, choice.save_id)), "")
             known = known or (self.chooser.followed if choice.source == "store" else "")
             if known and known != old.id:
                 run = replace(run, lineage=Lineage(known))

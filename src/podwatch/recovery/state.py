@@ -12,11 +12,13 @@ from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.own_checkpoints import OwnCheckpoints
@@ -217,6 +219,10 @@ class LeaseView(Protocol):
         """Whether this pod may train."""
         ...
 
+    def status(self) -> StoreFacts:
+        """With what the store has."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerSensors:
@@ -297,6 +303,11 @@ class Tools:
     def standing(self) -> Decision:
         """The lease decision: whether this pod may train. Without a store every pod may."""
         return Decision(LeaseAction.HOLD, publish=True) if self.store.lease is None else self.store.lease.standing
+
+    @property
+    def stored(self) -> tuple[StoredCheckpoint, ...]:
+        """What the store has of this run, as far as it was listed."""
+        return () if self.store.lease is None else self.store.lease.status().checkpoints
 
     def track(self, handle: TrainerHandle | None) -> None:
         self.sensors.processes.watch(handle)

@@ -1,6 +1,6 @@
 """What podwatch knows, as the parts of its documents: HTTP, control socket and command line show the same."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from podwatch.domain.status_document import (
     PauseDocument,
     StoredDocument,
 )
-from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.stored_checkpoint import PublishedSave, StoredCheckpoint
 from podwatch.policy.run_cost import Account, Loss, Price
 
 SCHEMA_VERSION = 1
@@ -154,14 +154,10 @@ def stored_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> 
     )
 
 
-def stored_documents(
-    saves: Iterable[PublishedSave], listed: Collection[tuple[int, str]] | None, here: Collection[tuple[int, str]]
-) -> list[StoredDocument]:
-    """The checkpoints in the store, oldest first; before them those that only a listing of the store shows: ``listed``
-    are (step, save_id), None if it was not listed yet."""
-    known = [stored_document(save, here) for save in saves]
-    names = set(listed or ()) - {(one.step, one.save_id) for one in known}
-    return [*(StoredDocument(step, name, (step, name) in here) for step, name in sorted(names)), *known]
+def inventory_document(saved: StoredCheckpoint) -> StoredDocument:
+    """One checkpoint in the store's inventory."""
+    here = bool(saved.here)
+    return of(StoredDocument, saved, size_bytes=saved.total_bytes, stored_at=saved.wall, here=here, restored=None)
 
 
 def inspection_document(step: int, problems: Sequence[str], notes: Sequence[str], files: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from podwatch.store.keys import (
     ObjectName,
     RunKeys,
     contradicts,
+    is_unclaimed,
 )
 from podwatch.store.objects.errors import ObjectMissing
 
@@ -109,6 +110,8 @@ class Inventory:
     foreign: int = 0
     foreign_examples: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    forged: tuple[str, ...] = ()
+    """Pointers of a generation that no pod has claimed: they count for nothing."""
 
     @property
     def newest(self) -> Stored | None:
@@ -193,7 +196,11 @@ class _Taking:
         items = list(self._store.list(self._keys.root))
         named = [(self._keys.parse(item.key), item) for item in items]
         self._cache.keep_only(items)
-        pointers = self._pointers([(name, item) for name, item in named if name.kind is Kind.POINTER])
+        claims = {name.generation for name, _ in named if name.kind is Kind.CLAIM}
+        found = [(name, item) for name, item in named if name.kind is Kind.POINTER]
+        forged = tuple(item.key for name, item in found if is_unclaimed(name.generation, claims))
+        pointers = self._pointers([(name, item) for name, item in found if item.key not in forged])
+        self._problems += [f"{key}: no pod has claimed its generation, so it counts for nothing" for key in forged]
         saves, unfinished, foreign = self._saves(named)
         own = (Kind.POINTER, Kind.CLAIM, Kind.DOCUMENT, Kind.TMP, Kind.LATEST)
         return Inventory(
@@ -206,6 +213,7 @@ class _Taking:
             len(foreign),
             tuple(foreign[:_EXAMPLES]),
             tuple(self._problems),
+            forged,
         )
 
     def _pointers(self, named: list[tuple[ObjectName, Listed]]) -> tuple[PointerSeen, ...]:

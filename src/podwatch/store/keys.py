@@ -5,7 +5,7 @@ what the ``intent.json``, ``manifest.json`` or ``exports.json`` of a save lists.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -123,6 +123,13 @@ class RunKeys:
         if folder in ("logs", "incidents", "config", "tmp") and rest and "/" not in rest:
             return ObjectName(Kind.TMP if folder == "tmp" else Kind.EVIDENCE, name)
         return ObjectName(Kind.FOREIGN, name)
+
+
+def is_unclaimed(generation: int, claims: Collection[int]) -> bool:
+    """Whether no pod can have written a pointer of this generation: each claims its generation minutes before its first
+    pointer, and the highest claim is never deleted. ``claims``: the generations of all claims; without any, nothing is
+    known."""
+    return bool(claims) and generation > max(claims)
 
 
 def contradicts(shown: str, recorded: str) -> bool:

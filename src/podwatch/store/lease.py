@@ -5,7 +5,7 @@ suspend counts: a pod does not notice that it was frozen.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from podwatch.domain.errors import IntegrityError, RemoteError
@@ -27,7 +27,7 @@ from podwatch.domain.lease import (
 from podwatch.domain.times import rfc3339
 from podwatch.store.documents import RunPointer
 from podwatch.store.interfaces import OwnSide, Permit, RunObjects, StoreClock, read_or_none
-from podwatch.store.keys import Kind, RunKeys
+from podwatch.store.keys import Kind, RunKeys, is_unclaimed
 from podwatch.store.lease_rules import (
     CONFIRMED_SECONDS,
     MOST_BETWEEN,
@@ -72,6 +72,7 @@ class Lease:
     _beat_mark: str = field(init=False, default="")
     _beat_at: float | None = field(init=False, default=None)
     _beats: int = field(init=False, default=0)
+    _took_over: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         last = self.own_side.last_claim()
@@ -89,6 +90,28 @@ class Lease:
         """Whether pieces may be sent: as the holder, or while a claim settles that did not wait for the decision."""
         settling = self.decision.act is LeaseAction.SETTLE and self.decision.at_once
         return self.decision.act is LeaseAction.HOLD or settling
+
+    @property
+    def control(self) -> Control:
+        """The request in force of operators and the controller."""
+        return self._view.control
+
+    @property
+    def settles_in(self) -> float | None:
+        """Seconds until the claim of this life is decided; None while none settles."""
+        if self.decision.act is not LeaseAction.SETTLE:
+            return None
+        return max(0.0, self.timing.claim_wait - (self.clock.boottime() - self._claimed_at))
+
+    @property
+    def watched_alive(self) -> bool:
+        """Whether the heartbeat of the pod that is watched has changed meanwhile."""
+        return self.decision.act is LeaseAction.WATCH and self._view.watch.changed
+
+    @property
+    def took_over(self) -> bool:
+        """Whether another pod held the run before the claim of this life."""
+        return self._took_over
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +169,8 @@ class Lease:
         seen, self._newest_rival = self._newest_rival, _numbers(newest) if newest is not None else (0, "")
         if seen is not None and newest is not None and self._newest_rival != seen:
             watch = HeartbeatWatch(0.0, True, watch.mark)  # a new claim shows as much life as a heartbeat
-        pointed = self._pointed(store) if pointers else self._view.pointed
+        generations = {claim.generation for claim in claims}
+        pointed = self._pointed(store, generations) if pointers else self._view.pointed
         self._view = replace(self._view, claims=tuple(claims), watch=watch, pointed=pointed)
         self._view = replace(self._view, rival=self._rival(store))
 
@@ -160,10 +184,12 @@ class Lease:
             return view.beat.said
         return claimant(read_or_none(store, self.keys.claim(*_numbers(first)), ClaimDocument))
 
-    def _pointed(self, store: RunObjects) -> int:
-        """The highest generation that a pointer of this run has used: claims may have been deleted."""
+    def _pointed(self, store: RunObjects, claims: Collection[int]) -> int:
+        """The highest generation that a pointer of this run has used: claims may have been deleted. One that no pod has
+        claimed is forged, and counts for nothing."""
         names = [self.keys.parse(item.key) for item in store.list(self.keys.pointers)]
-        found = sorted((n for n in names if n.kind is Kind.POINTER), key=lambda n: (n.generation, n.seq))
+        own = (n for n in names if n.kind is Kind.POINTER and not is_unclaimed(n.generation, claims))
+        found = sorted(own, key=lambda n: (n.generation, n.seq))
         for name in reversed(found[-_POINTERS_TRIED:]):
             try:
                 pointer = RunPointer.from_bytes(store.read(self.keys.root + name.rest, RunPointer.LARGEST))
@@ -208,12 +234,13 @@ class Lease:
 
     def _claim(self, store: RunObjects, listed: float) -> None:
         """A request that fails may still be carried out: the next try has another name."""
-        wanted = self.decision
+        wanted, holder = self.decision, self._view.holder
         claim = Claim(wanted.generation, self.nonce(), writer_id=self.me.writer_id)
         document = claim_document(claim, self.me, rfc3339(self.clock.wall()) or "")
         store.put(self.keys.claim(*_numbers(claim)), document, until=listed + CONFIRMED_SECONDS)
         if wanted.at_once:
             self.own_side.claimed(claim)
+        self._took_over = holder is not None and not self._view.holder_is_me
         self._claimed_at = self.clock.boottime()
         self._view = replace(self._view, own=OwnClaim(claim, wanted.at_once), take_over=False)
         self._list(store)

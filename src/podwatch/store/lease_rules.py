@@ -9,7 +9,7 @@ and a holder confirms that it still holds the run before it publishes or deletes
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from podwatch.domain.lease import GONE, Beat, Claim, Control, Decision, LeaseAction, Pod
+from podwatch.domain.lease import CLAIM_WAIT_SECONDS, GONE, Beat, Claim, Control, Decision, LeaseAction, Pod
 
 CONFIRMED_SECONDS = 30.0
 """How long a confirmation is valid, by a clock that runs during suspend: a write that rests on it begins within it."""
@@ -17,9 +17,6 @@ REQUEST_SECONDS = 60.0
 """Timeout of a small request, its repetitions included."""
 LATE_SECONDS = 30.0
 """For so long after its client gave up, a store can still carry a request out, or list what was there before."""
-CLAIM_WAIT_SECONDS = 150.0
-"""From a claim to its decision: longer than a former holder needs that does not see the claim yet, confirms, and writes
-with a request that is carried out late: LATE + CONFIRMED + REQUEST + LATE."""
 LEAST_BEATS = 1.5
 """For so many intervals of the heartbeat one is watched although it is old enough by the store's clock: a holder that
 could not reach the store until now writes one within this time."""

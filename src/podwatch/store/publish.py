@@ -15,7 +15,7 @@ from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, SentSave, manifest_hash
 from podwatch.store.interfaces import Author, Ownership, Permit, RunObjects, StoreClock, read_or_none
 from podwatch.store.inventory import Stored, is_there
-from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
+from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys, is_unclaimed
 from podwatch.store.objects.errors import LeaseUnsettled as LeaseUnsettled
 from podwatch.store.objects.errors import ObjectMissing
 
@@ -131,6 +131,9 @@ class Publisher:
         Raises LeaseLost where a pointer shows that another pod has this run."""
         names = [name for item in self.store.list(self.keys.pointers) if (name := self.keys.parse(item.key))]
         pointers = sorted((n for n in names if n.kind is Kind.POINTER), key=lambda n: (n.generation, n.seq))
+        if pointers and pointers[-1].generation > permit.generation:  # what no pod has claimed is forged
+            claims = self._claimed()
+            pointers = [name for name in pointers if not is_unclaimed(name.generation, claims)]
         for name in reversed(pointers[-_POINTERS_TRIED:]):
             found = self._readable(f"{self.keys.root}{name.rest}")
             if found is None or found.order != (name.generation, name.seq):
@@ -143,6 +146,11 @@ class Publisher:
             break
         self._seq += 1
         return self._seq
+
+    def _claimed(self) -> set[int]:
+        """The generations of all claims."""
+        names = (self.keys.parse(item.key) for item in self.store.list(self.keys.claims))
+        return {name.generation for name in names if name.kind is Kind.CLAIM}
 
     def _readable(self, key: str) -> RunPointer | None:
         try:

@@ -41,7 +41,7 @@ class Remover:
         """``inventory``: that of the plan. Raises RemoteError for trouble of the store, LeaseLost, LeaseUnsettled; a
         key that cannot delete is a warning."""
         gone: list[tuple[int, str, str]] = []
-        known = {seen.key for seen in inventory.pointers}
+        known = {*(seen.key for seen in inventory.pointers), *inventory.forged}
         try:
             for verdict in plan.deleted:
                 if not self._is_unchanged(known):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.loading import load_text
-from podwatch.daemon.store_jobs import start_of
+from podwatch.daemon.backup.post_mortem import start_of
 from podwatch.domain.manifest import Keys
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import open_store

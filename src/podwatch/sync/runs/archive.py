@@ -164,7 +164,7 @@ class Archiver:
                 where=f"{self._store.url}/{self._keys.heartbeat}",
                 fix="use the version of podwatch that wrote it, or a newer one",
             )
-        return found[0].left_as, found[0].pinned
+        return found[0].left_as, ()
 
     def may_delete(self) -> str:
         """Why the key cannot delete; empty if it can."""

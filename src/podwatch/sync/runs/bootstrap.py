@@ -13,23 +13,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from podwatch import __version__
 from podwatch.client.trusted_configuration import read_trusted
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.manifest import Keys
-from podwatch.domain.secrets import MASK, scrub
+from podwatch.domain.secrets import MASK
 from podwatch.policy.bootstrap import (
     CONFIG_NAME,
     FILL,
     MOST_BYTES,
-    MOST_FILES,
     OBJECT,
-    LeftOut,
     StartFile,
     StoredStart,
-    absolute,
     filled,
     fits,
     placeable,
@@ -38,94 +33,10 @@ from podwatch.policy.bootstrap import (
 )
 from podwatch.stores.base import ObjectStore
 from podwatch.stores.s3_credentials import ACCESS, SECRET, TOKEN
-from podwatch.sync.upload.artifacts import Artefact, artefact_of, looks_like_a_key, read_config
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
 from podwatch.system.open_by_descriptor import open_path
 from podwatch.system.pinned_directories import open_regular
-
-# -- on the pod that trains ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The configuration in force. ``text`` and ``path``: the configuration file; ``directory``: where podwatch was
-    started; ``named``: paths of the files in the command; ``secret``: files for secrets, with the names of the
-    variables or lines in them, never a value; ``settings``: those from environment and command line."""
-
-    run_id: str
-    text: str
-    path: str
-    directory: str
-    named: tuple[str, ...] = ()
-    secret: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-
-def start_artefacts(start: Start) -> list[Artefact]:
-    """The files and, last, the record that names them. Empty where there is no configuration file to store."""
-    if not start.text or len(start.text.encode()) > MOST_BYTES:
-        return []
-    found: list[Artefact] = []
-    files: list[StartFile] = []
-    left_out: list[LeftOut] = []
-
-    def add(path: str, text: str, mode: Literal["0600", "0644", "0755"], *, secret: bool = False) -> StartFile:
-        artefact = artefact_of(Path(path).name, text)
-        found.append(artefact)
-        digest = hashlib.sha256(artefact.data).hexdigest()
-        return StartFile(path, artefact.name, digest, len(artefact.data), mode, secret)
-
-    for path in dict.fromkeys(start.named):
-        if path in start.secret or path == start.path or not _speakable(path):
-            continue
-        text, reason = _to_store(path)
-        if reason or len(files) >= MOST_FILES - len(start.secret):
-            left_out.append(LeftOut(path, reason or f"the command names more than {MOST_FILES} files"))
-            continue
-        files.append(add(path, scrub(text), "0755" if os.access(path, os.X_OK) else "0644"))
-    for path, names in start.secret.items():
-        if _speakable(path) and names:
-            files.append(add(path, "".join(f"{name}={MASK}\n" if name else f"{MASK}\n" for name in names), "0600",
-                             secret=True))  # fmt: skip
-    config = add(f"/{CONFIG_NAME}", scrub(start.text), "0600")
-    record = StoredStart(
-        start.run_id,
-        start.directory,
-        config,
-        tuple(files),
-        tuple(left_out[:MOST_FILES]),
-        {key: _printable(scrub(value)) for key, value in start.settings.items()},
-        f"podwatch {__version__}",
-    )
-    return [*found, Artefact("config", OBJECT, record.to_bytes(), fixed=False)]
-
-
-def _to_store(path: str) -> tuple[str, str]:
-    """The text of a file, or why it is not stored."""
-    if looks_like_a_key(Path(path).name):
-        return "", "its name is that of a key file"
-    data = read_config(path)
-    if data is None:
-        return "", "only its owner can read it, or podwatch cannot"
-    if len(data) > MOST_BYTES:
-        return "", "it is larger than 1 MiB"
-    try:
-        return data.decode(), "" if b"\0" not in data else "it is not text"
-    except UnicodeDecodeError:
-        return "", "it is not text"
-
-
-def _speakable(path: str) -> bool:
-    try:
-        return bool(absolute(path))
-    except IntegrityError:
-        return False
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:1000]
-
 
 # -- on the bare pod -------------------------------------------------------------------------------------------------
 
