@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from podwatch.sync.restore import stage_and_put_in_place
+from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 
 import podwatch.system.files
 import podwatch.system.pinned_directories
@@ -32,8 +34,6 @@ from podwatch.recovery import quarantine
 from podwatch.recovery.run_file import RunFile
 from podwatch.retention.list_trash_and_quarantine import SetAsideUsage, quarantine_entries
 from podwatch.retention.remove_checkpoints import Remover
-from podwatch.sync.restore import stage_and_put_in_place
-from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.upload.keep_files_until_sent import Holder
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace

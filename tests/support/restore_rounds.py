@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from podwatch.sync.restore import stage_and_put_in_place as staging_module
+from podwatch.sync.restore.restore import Restorer, StorePlace
+from podwatch.sync.restore.start_child import FetchProcess
+
 from podwatch.checkpoints.records import RecordFiles
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import IntentKind
 from podwatch.journal.journal import Journal
-from podwatch.sync.restore import stage_and_put_in_place as staging_module
-from podwatch.sync.restore.restore import Restorer, StorePlace
-from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.system import procfs
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree

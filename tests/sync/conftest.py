@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
+from podwatch.sync.restore.restore import Restorer, StorePlace
+from podwatch.sync.restore.start_child import FetchProcess
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.records import RecordFiles
@@ -30,8 +32,6 @@ from podwatch.stores.s3 import S3Store
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.sync.interfaces import RunIdentity
 from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms, perform
-from podwatch.sync.restore.restore import Restorer, StorePlace
-from podwatch.sync.restore.start_child import FetchProcess
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
 from podwatch.system.files import atomic_write

@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 
 import pytest
+from podwatch.sync.restore.child_job import Fetched, FetchJob
+from podwatch.sync.restore.fetch import Fetching
 
 from podwatch.domain.errors import IntegrityError, SaveGone
 from podwatch.domain.manifest import Manifest
 from podwatch.stores import b2_session, receive_download
-from podwatch.sync.restore.child_job import Fetched, FetchJob
-from podwatch.sync.restore.fetch import Fetching
 from podwatch.system.pinned_directories import PinnedTree
 from podwatch.system.rights import Rights
 from tests.support.stored_set import put_set

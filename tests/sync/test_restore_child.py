@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.sync.restore.pieces_on_disk import StagedFile
 from podwatch.sync.restore.start_child import FetchProcess
+
+from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.system import procfs
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from tests.sync.conftest import World

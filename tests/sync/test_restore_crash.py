@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-
-from podwatch.domain.errors import Busy, HostError, RemoteError
 from podwatch.sync.restore import stage_and_put_in_place
 from podwatch.sync.restore.child_job import Fetched, FetchJob
 from podwatch.sync.restore.restore import Patience
 from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.restore.start_child import FetchProcess
+
+from podwatch.domain.errors import Busy, HostError, RemoteError
 from podwatch.system.own_directories import Workspace
 from tests.sync.conftest import World
 from tests.sync.test_fetch import job, stored

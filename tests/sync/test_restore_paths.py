@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from podwatch.sync.restore.child_job import Fetched, FetchJob
+from podwatch.sync.restore.fetch import Fetching
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.manifest import Manifest
-from podwatch.sync.restore.child_job import Fetched, FetchJob
-from podwatch.sync.restore.fetch import Fetching
 from podwatch.system.pinned_directories import HIDDEN, USER, PinnedTree, RootReplaced
 from podwatch.system.rights import rights_of
 from tests.support.other_users import E, T, as_root, enterable, exchanging, own, owners

@@ -42,7 +42,7 @@ from podwatch.system.procfs import boot_id, boot_wall
 from podwatch.trainer.start_and_adopt import SupervisorJob, SupervisorLauncher
 
 if TYPE_CHECKING:
-    from podwatch.sync.restore.in_thread import RestoreThread
+    from podwatch.store.restore.thread import RestoreThread
     from podwatch.sync.syncer import Syncer
 
 LEARNED = "learned"

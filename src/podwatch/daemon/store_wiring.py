@@ -24,20 +24,17 @@ from podwatch.domain.run import Mutation, identity
 from podwatch.domain.run_state import WonClaim
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired
-from podwatch.journal import Journal
 from podwatch.sensors.processes import ProcessSensor
-from podwatch.stores.base import ObjectStore
 from podwatch.stores.credentials import Credentials, credentials_for
-from podwatch.stores.open_store import open_store, same_filesystem
-from podwatch.sync.interfaces import RunIdentity, features_of
-from podwatch.sync.upload.child_job import keys_for
+from podwatch.stores.open_store import same_filesystem
+from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
 
 if TYPE_CHECKING:
     from podwatch.daemon.checkpoint_loop import Rescans
     from podwatch.daemon.components import Run
-    from podwatch.sync.restore.restore import Restorer
+    from podwatch.store.restore.restore import Restorer
 
 WANDB_SECONDS = 60.0
 """Interval; reads two links. The first checkpoint comes minutes after the trainer has its W&B run."""
@@ -205,25 +202,14 @@ class SyncedRun:
 # -- restores --------------------------------------------------------------------------------------------------------
 
 
-def make_restorer(settings: Settings, run: "Run", journal: Journal, writer_id: str) -> "Restorer":
-    """The Restorer of this run."""
-    from podwatch.sync.restore.restore import Restorer, StorePlace
-    from podwatch.sync.restore.start_child import FetchProcess
+def make_restorer(settings: Settings, run: "Run") -> "Restorer":
+    """The Restorer of this run, which reads the store's key at each use."""
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.objects.access import access_for
+    from podwatch.store.objects.open import parse_url
+    from podwatch.store.restore.restore import Restorer, StoreOfRun
 
-    sync = settings.sync
-
-    def opened() -> ObjectStore:
-        known = features_of(journal, sync.store)
-        return open_store(
-            sync.store, credentials_for(settings), writer_id=writer_id, connections=sync.connections, features=known
-        )
-
-    return Restorer(
-        StorePlace(opened, keys_for(sync.store, settings.run_id), sync.store, writer_id),
-        run.layout,
-        run.workspace,
-        journal,
-        FetchProcess(lambda: credentials_for(settings)),
-        run.record_files,
-        connections=sync.connections,
-    )
+    url = settings.sync.store
+    keys = RunKeys(settings.run_id, parse_url(url).prefix)
+    store = StoreOfRun(url, keys, lambda: access_for(run.config.settings), settings.sync.connections)
+    return Restorer(store, run.layout, run.workspace, run.record_files)

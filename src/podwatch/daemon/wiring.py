@@ -198,13 +198,13 @@ def _store(
         return Store(None, None, "", wandb, elsewhere=True)
     if not settings.sync.store or refused:
         return Store(None, None, refused, wandb)
-    from podwatch.sync.restore.in_thread import RestoreThread  # a daemon without a store does not need it
+    from podwatch.store.restore.thread import RestoreThread  # a daemon without a store does not need it
 
     take_over = choices.take_over if run.file.current.executed.get(TAKE_OVER) != choices.take_over else ""
     synced = SyncedRun(settings, run, processes, exits, wandb, checkpoints.rescans, take_over=take_over)
     terms = _terms(settings, writer_id, take_over=bool(take_over), stands_by=choices.job is not None)
     syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms, forecast)
-    restorer = make_restorer(settings, run, journal, writer_id)
+    restorer = make_restorer(settings, run)
     return Store(syncer, RestoreThread(restorer, "restore"), refused, wandb)
 
 

@@ -273,9 +273,8 @@ class Operations:
             if self.context.held():
                 continue
             if choice.source == "store":
-                await self.starter.fetch(choice)
                 try:
-                    if await self.chooser.fetched_damaged(choice):
+                    if not await self.starter.fetch(choice):
                         continue
                 except NothingToResume as error:
                     self._needs_person(error)

@@ -75,10 +75,14 @@ def _hash(descriptor: int, offset: int, size: int, name: str, moved: Moved) -> s
     return f"{name}:{digest.hexdigest()}"
 
 
+def parts_of(manifest: SaveManifest) -> frozenset[str]:
+    return frozenset(f.part for f in manifest.files) | frozenset(link.part for link in manifest.symlinks)
+
+
 def by_part(manifest: SaveManifest) -> Iterator[tuple[str, list[StoredFile], list[SavedLink]]]:
     """Each part with its files and links, in the order in which they are put in place: the part with the newest file
     last, because a save's end is written last."""
-    parts = dict.fromkeys(entry.part for entry in (*manifest.files, *manifest.symlinks))
+    parts = parts_of(manifest)
     files = {part: [f for f in manifest.files if f.part == part] for part in parts}
     for part in sorted(parts, key=lambda part: (max((f.mtime_ns for f in files[part]), default=0), part)):
         yield part, files[part], [link for link in manifest.symlinks if link.part == part]
@@ -87,5 +91,3 @@ def by_part(manifest: SaveManifest) -> Iterator[tuple[str, list[StoredFile], lis
 def in_order(files: Iterable[StoredFile]) -> list[StoredFile]:
     """The newest last."""
     return sorted(files, key=lambda file: (file.mtime_ns, file.name))
-
-

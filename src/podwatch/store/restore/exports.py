@@ -75,7 +75,7 @@ def _bring(
 ) -> int:  # fmt: skip
     """Bytes that came over the line."""
     (staged,) = area.prepare(targets, frozenset())
-    mtime_ns = int(exports.created_at * 1e9)
+    mtime_ns = int((exports.created_at or 0.0) * 1e9)
     moved = tuple(MovedFile(file.part, file.path, file.size, mtime_ns) for file in files)
     folder = keys.save(*save.key)
     wanted = tuple(Piece(number, folder + file.name, 0, file.size, file.hash) for number, file in enumerate(files))

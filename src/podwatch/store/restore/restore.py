@@ -24,7 +24,7 @@ from podwatch.store.keys import RunKeys, pieces
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.open import open_objects
 from podwatch.store.restore.choose import candidates, passed_over, was_started_afresh
-from podwatch.store.restore.compare import by_part, difference, in_order
+from podwatch.store.restore.compare import by_part, difference, in_order, parts_of
 from podwatch.store.restore.exports import RestoredExports, fetch_exports
 from podwatch.store.restore.inspect_staged import StagedDamaged, inspect_staged
 from podwatch.store.restore.place import Placing
@@ -166,7 +166,7 @@ class Restorer:
                 fix="correct the layout, or restore into another directory with --to DIR",
             )
         if known:
-            self._layout.expect_parts({entry.part for entry in (*manifest.files, *manifest.symlinks)})
+            self._layout.expect_parts(parts_of(manifest))
         targets = {part: self._target(part, save.step, to) for part, _, _ in by_part(manifest)}
         area = StagingArea(self._workspace, to, f"{save.step}-{save.save_id}-{save.hash[-8:]}")
         with area.alone():
@@ -377,5 +377,3 @@ class _Arrivals:
             self.downloaded += int(message["size"])
         elif message.get("type") == "progress" and self._tell is not None:
             self._tell(int(message["bytes"]))
-
-

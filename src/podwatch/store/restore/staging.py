@@ -84,7 +84,7 @@ class StagingArea:
         for part, target in targets.items():
             into = target if part in shared else target.parent
             if into not in found:
-                homes = (self._first, into / STAGING)
+                homes: tuple[Path, ...] = (self._first, into / STAGING)
                 if self._to is None:
                     homes = corners(target, self._workspace, "staging")
                 found[into] = reachable(self.tree, homes, self._existing(into))

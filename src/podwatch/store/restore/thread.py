@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from podwatch.store.inventory import SaveKey, Stored
-from podwatch.store.restore.restore import Restored, Restorer, RestoreProgress
+from podwatch.store.restore.restore import Restored, RestoreProgress, Restorer
 from podwatch.system.blocking_calls import Worker
 
 
