@@ -191,7 +191,6 @@ def _store(
     choices: Choices,
     forecast: Forecast,
 ) -> Store:
-    journal = run.journal.sync
     wandb, writer_id = WandbIds(run.layout), run.file.current.writer_id
     refused = no_backup(settings, choices.same_disk_store)
     if settings.nodes.rank:

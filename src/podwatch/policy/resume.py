@@ -105,12 +105,12 @@ def choose(
 ) -> Choice:
     """Choose the step to start from.
 
-    ``remote``: the one that the run's pointer names first. ``lineage``: the run's current lineage (None on a pod without
-    a record: that of the first one in the store). ``ancestry`` maps older lineages to their last step that is part of the current one; the direct parent is
-    known from ``lineage``. ``refused``: steps that must not be used (resumed-wrong, failed loads), with the reason.
-    ``adopted`` is false if the checkpoints on this pod belong to another run or to an unknown one. ``wanted``: a step
-    that an operator named; it must exist and be complete, and overrides ``refused`` and ``below``. ``below`` allows
-    only lower steps (a step back).
+    ``remote``: the one that the run's pointer names first. ``lineage``: the run's current lineage (None on a pod
+    without a record: that of the first one in the store). ``ancestry`` maps older lineages to their last step that is
+    part of the current one; the direct parent is known from ``lineage``. ``refused``: steps that must not be used
+    (resumed-wrong, failed loads), with the reason. ``adopted`` is false if the checkpoints on this pod belong to
+    another run or to an unknown one. ``wanted``: a step that an operator named; it must exist and be complete, and
+    overrides ``refused`` and ``below``. ``below`` allows only lower steps (a step back).
 
     If a step is both local and in the store, the local checkpoint is used: it needs no download.
     """

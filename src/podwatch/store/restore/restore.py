@@ -71,7 +71,7 @@ class Restored:
     doubt: str = ""
     train_command: tuple[str, ...] = ()
     wandb: dict[str, str] = field(default_factory=dict)
-    exports: RestoredExports = RestoredExports()
+    exports: RestoredExports = field(default_factory=RestoredExports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,15 @@ class Restorer:
     """One restore at a time."""
 
     def __init__(
-        self, store: StoreOfRun, layout: Layout, workspace: Workspace, records: RecordFiles, patience: OutagePatience = OutagePatience()
-    ) -> None:  # fmt: skip
+        self,
+        store: StoreOfRun,
+        layout: Layout,
+        workspace: Workspace,
+        records: RecordFiles,
+        patience: OutagePatience | None = None,
+    ) -> None:
         self._store, self._layout, self._workspace, self._records = store, layout, workspace, records
-        self._patience, self._cache = patience, DocumentCache()
+        self._patience, self._cache = patience or OutagePatience(), DocumentCache()
         self._stopped = threading.Event()
         self._transfer: Transfer | None = None
 

@@ -118,7 +118,7 @@ class StagingArea:
                 drop_empty(self.tree, staging.parent)
 
     def _existing(self, into: Path) -> Path:
-        """``into``, or its nearest existing ancestor, which is on the same file system: a checkpoint must not be visible
+        """``into``, or its nearest existing ancestor, which is on the same file system: a checkpoint is not to be seen
         before it is whole. Raises NotADirectoryError where a link is on the path: before anything is fetched."""
         roots = (self._to,) if self._to is not None else self._workspace.roots
         while into not in roots:
