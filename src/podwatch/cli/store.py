@@ -48,7 +48,7 @@ def ls(where: Where, as_json: bool) -> None:
             {
                 "schema_version": 1,
                 "store_url": place.url,
-                "problems": list(inventory.problems),
+                "pointer_problem": _problem(inventory),
                 "saves": [_document(save, inventory, now) for save in saves],
                 "unfinished": len(inventory.unfinished),
                 "foreign": inventory.foreign,
@@ -97,20 +97,19 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
                 click.echo(_line(found))
         calls = _calls(store)
     if as_json:
-        print_json({"schema_version": 1, "deep": deep, "problems": list(inventory.problems), "saves": answers,
+        print_json({"schema_version": 1, "deep": deep, "pointer_problem": _problem(inventory), "saves": answers,
                     "calls": calls})  # fmt: skip
     else:
         for problem in inventory.problems:
             click.echo(f"cannot be used: {clean(problem)}")
-    if inventory.problems or not all(a["sound"] and not a["exports_reasons"] for a in answers):
+    if inventory.problems or not all(a["sound"] and not a["optional_reasons"] for a in answers):
         sys.exit(1)
 
 
 def _answer(found: "Verified") -> dict[str, Any]:
     save = found.save
     return {"step": save.step, "save_id": save.save_id, "sound": found.sound, "reasons": list(found.reasons),
-            "proof": str(found.proof), "exports": save.exports,
-            "exports_reasons": list(found.exports_reasons)}  # fmt: skip
+            "optional": save.exports, "optional_reasons": list(found.exports_reasons)}  # fmt: skip
 
 
 def _line(found: "Verified") -> str:
@@ -141,6 +140,11 @@ def _inventory(store: "Objects", place: "StoreOfRun") -> "Inventory":
     return take_inventory(store, place.keys)
 
 
+def _problem(inventory: "Inventory") -> str:
+    """The first document that cannot be used."""
+    return next(iter(inventory.problems), "")
+
+
 def _calls(store: "Objects") -> dict[str, int]:
     return {name.lower(): store.calls[name] for name in ("A", "B", "C")}
 
@@ -165,5 +169,5 @@ def _document(save: "Stored", inventory: "Inventory", now: float) -> dict[str, A
         "lineage": save.manifest.lineage if save.manifest is not None else "",
         "layout": save.manifest.layout if save.manifest is not None else "",
         "pinned": save.pinned,
-        "exports": save.exports,
+        "optional": save.exports,
     }
