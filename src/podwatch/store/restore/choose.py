@@ -34,9 +34,9 @@ def candidates(inventory: Inventory, step: int | None = None) -> tuple[Stored, .
         return ()
     if pointer is None:
         return tuple(_on_the_line(reversed(saves)))
-    named = [save for save in saves if save.key == pointer.save]
-    before = [save for save in reversed(saves) if save.key != pointer.save and _is_older(save, pointer, named)]
-    return tuple(_on_the_line([*named, *before]))
+    named = next((save for save in saves if save.key == pointer.save), None) or _lost(pointer)
+    before = [save for save in reversed(saves) if save.key != named.key and _is_older(save, named)]
+    return tuple(_on_the_line([named, *before]))
 
 
 def passed_over(inventory: Inventory, step: int | None = None) -> tuple[str, ...]:
@@ -57,12 +57,17 @@ def _as_published(save: Stored, inventory: Inventory) -> Stored:
     )  # fmt: skip
 
 
-def _is_older(save: Stored, pointer: RunPointer, named: list[Stored]) -> bool:
+def _lost(pointer: RunPointer) -> Stored:
+    assert pointer.step is not None
+    return Stored(
+        pointer.step, pointer.save_id, problem="its manifest is not in the store, although a pointer names it"
+    )
+
+
+def _is_older(save: Stored, named: Stored) -> bool:
     """Whether it was there when the named save became the newest. Where that one's place in the order is not known, a
     higher step can have been left behind."""
-    if named and named[0].seq:
-        return save.order < named[0].order
-    return pointer.step is not None and save.step < pointer.step
+    return save.order < named.order if named.seq else save.step < named.step
 
 
 def _on_the_line(saves: Iterable[Stored]) -> Iterator[Stored]:
