@@ -387,6 +387,9 @@ def test_exported_weights_come_on_request(world: RestoreWorld) -> None:
     assert report.exports.parts == (str(to / "weights"),)
     assert (to / "weights" / "a.safetensors").read_bytes() == b"w" * 1000
     assert (to / "weights" / "sub" / "config.json").read_bytes() == b"{}"
+    assert report.exports.downloaded == 1002
+    assert pod.restorer().fetch(to=to, exports=True).exports.downloaded == 0
+    assert sorted(p.name for p in to.iterdir()) == ["checkpoint", "weights"]
 
 
 @pytest.mark.parametrize("how", ["not complete", "damaged", "of the checkpoint"])

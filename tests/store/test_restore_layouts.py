@@ -11,7 +11,7 @@ from podwatch.store.restore.inspect_staged import StagedDamaged
 from tests.drivers.checkpoints import Layout, judge, open_layout, scan
 from tests.store.restore_world import RestorePod, RestoreWorld, in_directory
 from tests.support.golden import GOLDENS, Golden
-from tests.support.layout_makers import run
+from tests.support.layout_makers import lightning, run
 from tests.support.layout_makers.core import MAKERS
 from tests.support.stored_save import tree
 
@@ -94,3 +94,29 @@ def test_a_shard_that_was_stored_short(name: str, tmp_path: Path) -> None:
     with pytest.raises(StagedDamaged):
         pod.restorer().fetch_save((10, world.shelf.put[10].save_id))
     assert [p for p in pod.output.rglob("*") if p.is_file()] == []
+
+
+def test_a_checkpoint_that_is_one_file_goes_beside_the_others(tmp_path: Path) -> None:
+    """In a directory that many steps share: only its own entry is looked at, moved and recorded."""
+    world, out = in_directory(tmp_path), tmp_path / "first"
+    run(lightning.operations(out, 20))
+    layout = open_layout("lightning", out)
+    store(world, layout, [20])
+    pod = world.pod()
+    pod.layout = open_layout("lightning", pod.output)
+    run(lightning.operations(pod.output, 5))
+    place = pod.output / "checkpoints"
+    (place / "notes.txt").write_text("mine")
+    name = "epoch=0-step=20.ckpt"
+    report = pod.restorer().fetch()
+    assert report.parts == (str(place),)
+    assert {p.name for p in place.iterdir()} == {"epoch=0-step=5.ckpt", name, "notes.txt"}
+    assert tree(place)[name] == tree(out / "checkpoints")[name]
+    _recorded(pod, 20)
+    assert pod.restorer().fetch().downloaded_bytes == 0, "it is in place"
+    (place / name).write_bytes(b"something else")
+    assert pod.restorer().fetch().moved == (str(place / name),)
+    assert tree(place)[name] == tree(out / "checkpoints")[name]
+    assert (place / "notes.txt").read_text() == "mine"
+    assert pod.restorer().fetch(to=tmp_path / "elsewhere").parts == (str(tmp_path / "elsewhere" / "checkpoint"),)
+    assert [p.name for p in (tmp_path / "elsewhere" / "checkpoint").iterdir()] == [name]

@@ -10,11 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
-from podwatch.sync.restore.restore import Restorer, StorePlace
-from podwatch.sync.restore.start_child import FetchProcess
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.records import RecordFiles
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
 from podwatch.domain.event import Event
@@ -35,7 +32,6 @@ from podwatch.sync.lease.protocol import LeaseClock, LeaseProtocol, LeaseTerms, 
 from podwatch.sync.syncer import Syncer
 from podwatch.system.clock import SystemClock
 from podwatch.system.files import atomic_write
-from podwatch.system.own_directories import Workspace
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.hurry import hurrying
 from tests.support.s3server import BUCKET as S3_BUCKET
@@ -258,16 +254,6 @@ class World:
             self.events.append,
             terms=LeaseTerms(me, self.timing, self.take_over),
             backoff=self.backoff,
-        )
-
-    def restorer(self) -> Restorer:
-        return Restorer(
-            StorePlace(self.store, self.keys, self.store_url, self.writer_id),
-            self.layout,
-            Workspace(self.output),
-            self.journal,
-            FetchProcess(self.credentials),
-            RecordFiles(self.output.parent / "records"),
         )
 
     def pointer(self) -> Pointer | None:

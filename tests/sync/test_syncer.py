@@ -426,7 +426,6 @@ async def test_stepping_back_moves_the_pointer_at_once(world: World, run: Run) -
     pointer = world.pointer()
     assert pointer is not None
     assert (pointer.step, pointer.seq) == (None, 4)
-    assert world.restorer().newest() is None
     assert world.violations() == []
 
 

@@ -9,9 +9,13 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from podwatch.domain.errors import HostError
 from podwatch.store.documents import SavedLink, SaveManifest, StoredFile
 from podwatch.store.keys import pieces
+from podwatch.system.open_by_descriptor import open_regular
+from podwatch.system.pinned_directories import PinnedTree
 
 _BLOCK = 1 << 20
 Opener = Callable[[StoredFile], int]
@@ -73,6 +77,30 @@ def _hash(descriptor: int, offset: int, size: int, name: str, moved: Moved) -> s
         moved(len(data))
     os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
     return f"{name}:{digest.hexdigest()}"
+
+
+def has_file(tree: PinnedTree, target: Path, file: StoredFile, piece_size: int) -> bool:
+    """Whether the file is below ``target``, with its time and every byte."""
+    if not tree.contains(target):
+        return False
+    try:
+        with tree.parent(target / file.path) as (directory, name):
+            descriptor = open_regular(directory, name)
+    except (OSError, HostError):
+        return False
+    try:
+        same = os.fstat(descriptor).st_mtime_ns == file.mtime_ns
+        return same and not difference(descriptor, file, piece_size, lambda _count: None)
+    finally:
+        os.close(descriptor)
+
+
+def has_link(tree: PinnedTree, target: Path, link: SavedLink) -> bool:
+    try:
+        with tree.parent(target / link.path) as (directory, name):
+            return os.readlink(name, dir_fd=directory) == link.target
+    except (OSError, HostError):
+        return False
 
 
 def parts_of(manifest: SaveManifest) -> frozenset[str]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layout import Layout
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.store.documents import ExportedFile, SaveExports
+from podwatch.store.documents import EXPORT_BYTES, ExportedFile, SaveExports, StoredFile
 from podwatch.store.inventory import Stored
 from podwatch.store.keys import EXPORTS, RunKeys
 from podwatch.store.objects.base import Objects
+from podwatch.store.restore.compare import has_file
 from podwatch.store.restore.place import Placing
 from podwatch.store.restore.staging import StagingArea
 from podwatch.store.transfer.job import MovedFile, Piece
@@ -74,8 +75,11 @@ def _bring(
     save: Stored, workspace: Workspace, targets: dict[str, Path], to: Path | None,
 ) -> int:  # fmt: skip
     """Bytes that came over the line."""
+    mtime_ns, (target,) = int((exports.created_at or 0.0) * 1e9), targets.values()
+    stored = (StoredFile(f.part, f.path, f.size, mtime_ns, hashes=(f.hash,)) for f in files)
+    if all(has_file(area.tree, target, file, EXPORT_BYTES) for file in stored):
+        return 0
     (staged,) = area.prepare(targets, frozenset())
-    mtime_ns = int((exports.created_at or 0.0) * 1e9)
     moved = tuple(MovedFile(file.part, file.path, file.size, mtime_ns) for file in files)
     folder = keys.save(*save.key)
     wanted = tuple(Piece(number, folder + file.name, 0, file.size, file.hash) for number, file in enumerate(files))

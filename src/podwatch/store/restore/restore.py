@@ -6,7 +6,6 @@ document is read, each piece is hashed, and what has all its hashes is inspected
 """
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,20 +17,19 @@ from podwatch.checkpoints.records import RecordFiles
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.run import valid_ids
-from podwatch.store.documents import SaveManifest, StoredFile
+from podwatch.store.documents import SaveManifest
 from podwatch.store.inventory import DocumentCache, Inventory, SaveKey, Stored, take_inventory
 from podwatch.store.keys import RunKeys, pieces
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.open import open_objects
 from podwatch.store.restore.choose import candidates, passed_over, was_started_afresh
-from podwatch.store.restore.compare import by_part, difference, in_order, parts_of
+from podwatch.store.restore.compare import by_part, has_file, has_link, in_order, parts_of
 from podwatch.store.restore.exports import RestoredExports, fetch_exports
 from podwatch.store.restore.inspect_staged import StagedDamaged, inspect_staged
 from podwatch.store.restore.place import Placing
 from podwatch.store.restore.staging import StagedPart, StagingArea
 from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
 from podwatch.store.transfer.start import Transfer
-from podwatch.system.open_by_descriptor import open_regular
 from podwatch.system.own_directories import Workspace
 
 if TYPE_CHECKING:
@@ -212,23 +210,9 @@ class Restorer:
         return {
             part: targets[part]
             for part, files, links in by_part(manifest)
-            if not all(self._is_there(area, manifest, targets[part], file) for file in files)
-            or not all(_has_link(area, targets[part] / link.path, link.target) for link in links)
+            if not all(has_file(area.tree, targets[part], file, manifest.piece_size) for file in files)
+            or not all(has_link(area.tree, targets[part], link) for link in links)
         }
-
-    def _is_there(self, area: StagingArea, manifest: SaveManifest, target: Path, file: StoredFile) -> bool:
-        if not area.tree.contains(target):
-            return False
-        try:
-            with area.tree.parent(target / file.path) as (directory, name):
-                descriptor = open_regular(directory, name)
-        except (OSError, HostError):
-            return False
-        try:
-            same = os.fstat(descriptor).st_mtime_ns == file.mtime_ns
-            return same and not difference(descriptor, file, manifest.piece_size, lambda _count: None)
-        finally:
-            os.close(descriptor)
 
     def _inspect(
         self, manifest: SaveManifest, staged: tuple[StagedPart, ...], targets: dict[str, Path], *, doubts: bool,
@@ -361,14 +345,6 @@ class Restorer:
 
     def _where(self, store: Objects, key: SaveKey) -> str:
         return f"{store.url}/{self._store.keys.save(*key)}"
-
-
-def _has_link(area: StagingArea, path: Path, target: str) -> bool:
-    try:
-        with area.tree.parent(path) as (directory, name):
-            return os.readlink(name, dir_fd=directory) == target
-    except (OSError, HostError):
-        return False
 
 
 class _Arrivals:

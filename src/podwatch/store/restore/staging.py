@@ -67,7 +67,7 @@ class StagingArea:
                 raise Busy("another restore is running here", where=str(self._first), fix="wait for it, or stop it")
             time.sleep(0.05)
         try:
-            self._forget_others()
+            self._sweep(self._name)
             yield
         finally:
             if self._to is not None:
@@ -110,12 +110,10 @@ class StagingArea:
                 self.tree.remove_tree(staging)
 
     def clean(self) -> None:
-        """After everything is in place."""
-        for staging in {part.staging for part in self.parts}:
-            with contextlib.suppress(OSError):
-                self.tree.rmdir(staging)
-            if staging.parent != self._first:
-                drop_empty(self.tree, staging.parent)
+        """After everything is in place: also what an earlier try that was killed has left."""
+        self._sweep("")
+        for home in {part.staging.parent for part in self.parts} - {self._first}:
+            drop_empty(self.tree, home)
 
     def _existing(self, into: Path) -> Path:
         """``into``, or its nearest existing ancestor, which is on the same file system: a checkpoint is not to be seen
@@ -130,13 +128,13 @@ class StagingArea:
         self.tree.make(into)
         return into
 
-    def _forget_others(self) -> None:
-        """Remove what restores of other saves left: this one needs the space."""
+    def _sweep(self, keep: str) -> None:
+        """Remove what restores have left, of all saves but one."""
         homes = corners_of(self._workspace, "staging") if self._to is None else (self._first,)
         for home in homes:
             with contextlib.suppress(OSError):
                 for name in self.tree.names(home):
-                    if name.startswith(_PREFIX) and name != self._name:
+                    if name.startswith(_PREFIX) and name != keep:
                         self.tree.remove_tree(home / name)
 
 
