@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -164,7 +164,7 @@ def fetch(where: Where) -> dict[str, Any]:
             checkpoint_document(s, stored=stored, pins=pins, held=("newest complete",) if s is newest else ()).to_json()
             for s in sets
         ],
-        "remote": None if inventory is None else [_stored_document(s, same.values()) for s in inventory.saves],
+        "remote": None if inventory is None else _stored_documents(catalogue, inventory, same),
         "store_url": settings.sync.store,
         "problems": problems,
         **searched(make_layout(settings)),
@@ -213,13 +213,21 @@ def _find_stored(catalogue: "Catalogue", inventory: "Inventory", step: int) -> "
     return inventory.find_save(step, files)
 
 
-def _stored_document(save: "Stored", here: Collection[tuple[int, str]]) -> dict[str, Any]:
+def _stored_documents(
+    catalogue: "Catalogue", inventory: "Inventory", same: Mapping[tuple[int, str], tuple[int, str]]
+) -> list[dict[str, Any]]:
+    """Oldest first. ``same``: as ``_stored_here`` returns it."""
     from podwatch.domain.status_document import StoredDocument
 
-    lineage = save.manifest.lineage if save.manifest is not None else ""
-    return StoredDocument(
-        save.step, save.save_id, save.key in here, lineage=lineage, size_bytes=save.bytes, stored_at=save.wall
-    ).to_json()
+    here = {stored: own for own, stored in same.items()}
+    return [
+        StoredDocument(
+            save.step, save.save_id, save.key in here, save.bytes, save.wall,
+            save.manifest.lineage if save.manifest is not None else "",
+            here.get(save.key) in catalogue.records.restored,
+        ).to_json()
+        for save in inventory.saves
+    ]  # fmt: skip
 
 
 def searched(layout: "Layout") -> dict[str, Any]:
