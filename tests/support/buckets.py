@@ -4,24 +4,23 @@ Two checkpoints of a run are stored as podwatch stores them. A test then changes
 disk or another tool would; ``forge`` leaves a pointer that fits the forged manifest, so that only the content is wrong.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
 import shutil
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from podwatch.store.keys import RunKeys
-from podwatch.store.objects.b2 import B2Access, B2Objects
-from podwatch.store.objects.base import Objects
-from podwatch.store.objects.directory import DirectoryObjects
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.checkpoints import write_prime_rl_step
 from tests.support.daemon import DaemonProcess
+from tests.support.plain_save import objects_of
 from tests.support.rig import Rig
-from tests.support.stored_save import Shelf
 
 EARLIER, NEWEST = 4, 8
 """The steps of the two checkpoints that ``published`` leaves."""
@@ -164,28 +163,56 @@ class B2Bucket(Bucket):
                 (self.directory / "body" / version["file_id"]).unlink()
 
 
-def fill(place: Path, open_store: Callable[[], Objects], run_id: str) -> None:
+def fill(place: Path, run_id: str, put: Callable[[str, bytes], object]) -> None:
     """Two checkpoints, each named by a pointer."""
-    shelf = Shelf(open_store, RunKeys(run_id), layout="prime-rl")
-    for step in (EARLIER, NEWEST):
+    for seq, step in enumerate((EARLIER, NEWEST), 1):
         write_prime_rl_step(place, step, "B")
-        parts = ("trainer", "orchestrator")
-        shelf.save(step, {part: place / "checkpoints" / f"step_{step}" / part for part in parts})
+        folder = place / "checkpoints" / f"step_{step}"
+        parts = {part: folder / part for part in ("trainer", "orchestrator")}
+        for name, data in objects_of(run_id, "prime-rl", step, seq, parts).items():
+            put(name, data)
 
 
 @contextlib.contextmanager
 def published_directory(root: Path) -> Iterator[DirectoryBucket]:
     made = DirectoryBucket(root / "bucket", "run")
-    made.directory.mkdir(parents=True)
-    fill(root / "pod", lambda: DirectoryObjects(made.directory), made.run_id)
+    fill(root / "pod", made.run_id, made.write)
     yield made
 
 
 def published_b2(root: Path) -> B2Bucket:
     made = B2Bucket(root / "bucket", "run")
     with made.serving() as server:
-        fill(root / "pod", lambda: B2Objects(BUCKET, B2Access(KEY_ID, KEY, server.url)), made.run_id)
+        fill(root / "pod", made.run_id, B2Uploads(server.url).put)
     return made
+
+
+class B2Uploads:
+    """A client of the stand-in that can only upload."""
+
+    def __init__(self, url: str) -> None:
+        key = base64.b64encode(f"{KEY_ID}:{KEY}".encode()).decode()
+        account = self._ask(f"{url}/b2api/v3/b2_authorize_account", {"Authorization": f"Basic {key}"})
+        self._api = account["apiInfo"]["storageApi"]
+        self._token = {"Authorization": account["authorizationToken"]}
+        body = json.dumps({"accountId": account["accountId"], "bucketName": BUCKET}).encode()
+        listed = self._ask(f"{self._api['apiUrl']}/b2api/v3/b2_list_buckets", self._token, body)
+        self._bucket = listed["buckets"][0]["bucketId"]
+
+    def put(self, name: str, data: bytes) -> None:
+        body = json.dumps({"bucketId": self._bucket}).encode()
+        place = self._ask(f"{self._api['apiUrl']}/b2api/v3/b2_get_upload_url", self._token, body)
+        headers = {
+            "Authorization": place["authorizationToken"], "X-Bz-File-Name": quote(name), "Content-Type": "b2/x-auto",
+            "X-Bz-Content-Sha1": hashlib.sha1(data, usedforsecurity=False).hexdigest(),
+        }  # fmt: skip
+        self._ask(place["uploadUrl"], headers, data)
+
+    def _ask(self, url: str, headers: dict[str, str], body: bytes | None = None) -> dict[str, Any]:
+        asked = urllib.request.Request(url, data=body, headers=headers)
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
 
 
 def publish(rig: Rig, environ: dict[str, str], url: str, stored: Callable[[], list[str]]) -> None:
