@@ -538,6 +538,9 @@ async def test_one_that_is_damaged_in_the_store_too_is_fetched_once_and_passed_o
     assert (world.plans[-1].step, store.fetched) == (10, [15])
     (said,) = [e for e in world.events if e.name is EventName.CHECKPOINT_DAMAGED and "in the store" in e.message]
     assert "podwatch start --step 15" in said.message
+    (shown,) = [f for f in podwatch.recovery.context.notes.all if f.kind is FindingKind.STEPPED_BACK]
+    assert "step 15 is damaged in the store" in shown.summary
+    assert "podwatch start --step 15" in shown.suggestion
     podwatch.see(11)
     podwatch.see(12, finding=death())
     await podwatch.until(Phase.CONFIRMING)
