@@ -221,6 +221,14 @@ def test_one_that_is_deleted_meanwhile_is_replaced_by_a_newer_one(
     is_restored(pod, world, 15)
 
 
+def test_what_is_being_fetched_is_known_to_retention(world: RestoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.save(10)
+    restorer, seen = world.pod().restorer(), list[object]()
+    before_each_fetch(monkeypatch, lambda _job: seen.append(restorer.fetching))
+    restorer.fetch()
+    assert (seen, restorer.fetching) == ([(10, world.shelf.put[10].save_id)], None)
+
+
 def test_exactly_one_save_or_none(world: RestoreWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.save(5, 10)
     pod, key = world.pod(), (10, world.shelf.put[10].save_id)

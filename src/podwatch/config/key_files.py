@@ -16,9 +16,9 @@ def find_values(
     env_file: Path | None = None,
     directory: Path | None = None,
 ) -> dict[str, str]:
-    """The values of ``names`` that are set, by name. A credential in ``directory`` counts before a line of ``env_file``,
-    and that before ``environ``. PermissionDenied where another user can write the file, or read a line of ``secret``
-    in it."""
+    """The values of ``names`` that are set, by name. A credential in ``directory`` counts before a line of
+    ``env_file``, and that before ``environ``. PermissionDenied where another user can write the file, or
+    read a line of ``secret`` in it."""
     values = {name: environ[name] for name in names if environ.get(name)}
     if env_file is not None and env_file.exists():
         values |= _from_file(env_file, names, secret)

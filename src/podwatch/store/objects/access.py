@@ -7,6 +7,7 @@ container or the machine, and renews them.
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -66,14 +67,16 @@ def variables_of(access: "Access") -> dict[str, str]:
     """The environment that gives this access to another podwatch, under names that training never gets."""
     if access is None:
         return {}
-    if hasattr(access, "key_id"):
-        values = {B2_ID: access.key_id, B2_KEY: access.key, B2_ENDPOINT: access.endpoint}
+    known = asdict(access)
+    if "key_id" in known:
+        names = {"key_id": B2_ID, "key": B2_KEY, "endpoint": B2_ENDPOINT}
     else:
-        values = {
-            S3_ID: access.access_key, S3_KEY: access.secret, S3_TOKEN: access.token, "AWS_PROFILE": access.profile,
-            "AWS_ENDPOINT_URL_S3": access.endpoint, "AWS_REGION": access.region, "AWS_CA_BUNDLE": access.ca,
+        names = {
+            "access_key": S3_ID, "secret": S3_KEY, "token": S3_TOKEN, "profile": "AWS_PROFILE",
+            "endpoint": "AWS_ENDPOINT_URL_S3", "region": "AWS_REGION", "ca": "AWS_CA_BUNDLE",
         }  # fmt: skip
-        values = {OWN + name: value for name, value in values.items()}
+        names = {field: OWN + name for field, name in names.items()}
+    values = {name: known[field] for field, name in names.items()}
     return {name: value for name, value in values.items() if value}
 
 

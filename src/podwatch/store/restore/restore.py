@@ -96,6 +96,8 @@ class Restorer:
         self._patience, self._cache = patience or OutagePatience(), DocumentCache()
         self._stopped = threading.Event()
         self._transfer: Transfer | None = None
+        self.fetching: SaveKey | None = None
+        """The save that is being fetched: it is not to be deleted from the store now."""
 
     def saves(self, step: int | None = None) -> tuple[Stored, ...]:
         """As ``choose.candidates``. Raises RemoteError; IntegrityError where documents cannot be read and no save can
@@ -172,7 +174,7 @@ class Restorer:
             self._layout.expect_parts(parts_of(manifest))
         targets = {part: self._target(part, save.step, to) for part, _, _ in by_part(manifest)}
         area = StagingArea(self._workspace, to, f"{save.step}-{save.save_id}-{save.hash[-8:]}")
-        with area.alone():
+        with area.alone(), self._noted(save):
             staged = area.prepare(self._missing(area, manifest, targets), self._shared(to))
             try:
                 downloaded = self._fetch(area, manifest, progress)
@@ -193,6 +195,14 @@ class Restorer:
             save.step, save.save_id, manifest.lineage, tuple(str(targets[part]) for part in sorted(targets)),
             save.bytes, downloaded, tuple(placing.moved), (), doubt, manifest.train_command, valid_ids(manifest.wandb),
         )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _noted(self, save: Stored) -> Iterator[None]:
+        self.fetching = save.key
+        try:
+            yield
+        finally:
+            self.fetching = None
 
     def _shared(self, to: Path | None) -> frozenset[str]:
         return self._layout.shared_parts if to is None else frozenset()

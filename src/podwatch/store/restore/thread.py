@@ -15,6 +15,11 @@ class RestoreThread:
     def __init__(self, restorer: Restorer, name: str) -> None:
         self._restorer, self._worker = restorer, Worker(name)
 
+    @property
+    def fetching(self) -> SaveKey | None:
+        """(step, save_id) of the save that is being fetched: retention leaves it alone."""
+        return self._restorer.fetching
+
     async def saves(self, step: int | None = None, *, within: float | None = None) -> tuple[Stored, ...]:
         """What the run can be restored from, the best first. Raises TimeoutError after ``within`` seconds: the store
         itself is asked for minutes."""
