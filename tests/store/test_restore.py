@@ -284,7 +284,7 @@ def test_a_fetch_that_was_killed_continues(b2world: RestoreWorld, b2server: B2Se
     b2world.shelf.save(10, {"checkpoint": write_checkpoint(b2world.source(10), 12 * PIECE)})
     pod = b2world.pod()
     restorer, ended = pod.restorer(), list[BaseException]()
-    b2server.pace(rate=2e6)
+    b2server.pace(rate=4e5)
 
     def run() -> None:
         try:
@@ -296,7 +296,7 @@ def test_a_fetch_that_was_killed_continues(b2world: RestoreWorld, b2server: B2Se
     thread.start()
     staging, end = pod.workspace.staging, time.monotonic() + 60
     while sum(p.stat().st_blocks * 512 for p in staging.rglob("model.bin")) < 6 * PIECE:
-        assert not ended, ended
+        assert thread.is_alive(), ended or "it was done before it could be killed"
         assert time.monotonic() < end
         time.sleep(0.02)
     restorer.kill()
