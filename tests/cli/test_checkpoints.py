@@ -14,6 +14,7 @@ from podwatch.journal.journal import Journal
 from podwatch.policy.implausible_steps import StepEvidence
 from podwatch.policy.second_writer import Span
 from tests.cli.test_restore import (
+    shelf,  # noqa: F401 - a fixture
     stored,  # noqa: F401 - a fixture
     write_config,
 )
@@ -42,7 +43,7 @@ def test_deep_compares_every_byte_and_says_when_it_cannot(stored):  # noqa: F811
     result = machine.podwatch("checkpoints", "verify", "--deep", "--json", "-c", config)
     (found,) = json.loads(result.stdout)["steps"]
     assert (result.returncode, found["compared"]) == (0, False)
-    assert "no manifest of this save" in found["notes"][-1]
+    assert "no save with these files" in found["notes"][-1]
 
 
 def test_stored_sets_and_pins_without_a_daemon(stored):  # noqa: F811
@@ -74,6 +75,7 @@ def held_back(machine, config):
 @pytest.fixture
 def branched(machine):
     """Steps 100 to 120 on this pod; training has left 110 and 120 behind. Returns (output, config, run.json)."""
+    (machine.directory / "store").mkdir()
     output = machine.directory / "out"
     for step in (100, 110, 120):
         (output / f"step_{step}").mkdir(parents=True)

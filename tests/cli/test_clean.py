@@ -22,7 +22,7 @@ from tests.blackbox.conftest import make_rig, nvml_library, rig  # noqa: F401 - 
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
 from tests.support import warm
 from tests.support.asking import running, status
-from tests.support.recovery_world import Podwatch, Store, World
+from tests.support.recovery_world import Podwatch, Store, World, stored
 from tests.support.rig import Rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -93,7 +93,6 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
 
 async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: World) -> None:  # noqa: F811
     """Also where nothing was ever started here: sets from before podwatch, and a store that knows the run."""
-    from podwatch.domain.stored_checkpoint import StoredSave
     from podwatch.recovery import Phase
     from podwatch.recovery.clean import clean_alone
 
@@ -104,7 +103,7 @@ async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: 
     await first.leave()
     assert cleaned.number == 1
     assert cleaned.starts
-    heir = Podwatch(world, restore=Store(world, StoredSave(12, "s", "old-line", 3)))
+    heir = Podwatch(world, restore=Store(world, stored(12, "s", "old-line", 3)))
     await heir.recovery.begin()
     await heir.until(Phase.CONFIRMING)
     assert world.plans[-1].step is None

@@ -10,7 +10,7 @@ import pytest
 from podwatch.domain.lease import Heartbeat
 from podwatch.domain.manifest import Keys
 from podwatch.stores.local import PRIVATE, LocalStore
-from tests.cli.test_restore import stored, write_config
+from tests.cli.old_store import stored, write_config
 from tests.support.past_runs import past_run, tree
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from podwatch.domain.manifest import Keys
 from podwatch.journal.journal import Journal
 from podwatch.stores.local import LocalStore
 from podwatch.system.files import FileLock
-from tests.cli.test_restore import stored
+from tests.cli.old_store import stored
 from tests.support.past_runs import past_run, tree
 
 pytestmark = pytest.mark.slow

@@ -33,9 +33,10 @@ from podwatch.domain.run import Lineage
 from podwatch.journal.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.run_file import RunFile
+from podwatch.store.restore import staging
+from podwatch.store.restore.place import Placing
+from podwatch.store.restore.staging import StagingArea
 from podwatch.store.transfer.send import SourceForeign
-from podwatch.sync.restore import stage_and_put_in_place
-from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import HIDDEN, RootReplaced
@@ -187,7 +188,8 @@ class Guard:
 
     def restore_homes(self, target: Path) -> Path:
         """The staging directory in which a checkpoint for ``target`` would be put together."""
-        return StagingArea(self.workspace, None).homes({"checkpoint": target}, frozenset())["checkpoint"].home
+        (part,) = StagingArea(self.workspace, None, "5-save").prepare({"checkpoint": target}, frozenset())
+        return part.staging.parent
 
     def repair(self, files: Mapping[Path, bytes], links: Mapping[Path, str]) -> tuple[Path, ...]:
         """Write these tracker files and links where they differ; returns those that it wrote."""
@@ -227,17 +229,14 @@ def _half_removed(guard: Guard) -> None:
 
 def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[Guard], None]:
     def act(guard: Guard) -> None:
-        placer = StagingArea(guard.workspace, guard.home / to if to else None)
+        area = StagingArea(guard.workspace, guard.home / to if to else None, f"{step}-save")
         target = guard.home / to / "checkpoint" if to else guard.out / below / f"step_{step}"
-        name = f"restore-{step}-save"
-        with placer.alone():
-            placer.forget_others(name)
-            places = placer.homes({"checkpoint": target}, frozenset())
-            staged = places["checkpoint"].home / name / "checkpoint"
-            placer.tree.make(staged)
-            placer.tree.write(staged / "model.bin", b"restored", 0o644)
-            placer.put(places["checkpoint"], name, step, "line")
-            placer.clean(places, name)
+        with area.alone():
+            (part,) = area.prepare({"checkpoint": target}, frozenset())
+            area.tree.make(part.path)
+            area.tree.write(part.path / "model.bin", b"restored", 0o644)
+            Placing(guard.workspace, area.tree, step, "line", in_place=not to).put(part)
+            area.clean()
 
     return act
 
@@ -332,5 +331,5 @@ def renames_by_descriptor() -> list[tuple[Any, str]]:
 def without_waiting() -> Iterator[None]:
     """A lock that a user keeps exchanging is not waited for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_and_put_in_place, "LOCK_SECONDS", 0.0)
+        patch.setattr(staging, "LOCK_SECONDS", 0.0)
         yield

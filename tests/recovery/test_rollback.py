@@ -10,12 +10,11 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.event import EventName
 from podwatch.domain.process import TICKS_PER_SECOND
 from podwatch.domain.run import Lineage
-from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.recovery import Phase
 from podwatch.trainer.rules import FoundTree
 from tests.recovery.test_persons import turns
-from tests.support.recovery_world import Podwatch, Store, World, death
+from tests.support.recovery_world import Podwatch, Store, World, death, stored
 
 
 async def stopped(world: World, **kw: object) -> Podwatch:
@@ -234,7 +233,7 @@ async def test_the_operator_can_return_to_the_old_line(world: World) -> None:
 async def test_what_the_store_has_of_the_old_line_is_not_fetched(world: World) -> None:
     store = Store(world)
     podwatch = await stopped(world, restore=store)
-    store.saves = [StoredSave(130, "r130", lineage(podwatch).id, 7)]
+    store.given = [stored(130, "r130", lineage(podwatch).id, 7)]
     candidate = await by_hand(podwatch, "--resume", "100")
     save(world, 105)
     die(world, candidate)

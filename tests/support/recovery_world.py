@@ -45,7 +45,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
+from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
@@ -54,6 +54,10 @@ from podwatch.recovery.failure import Failures
 from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.run_file import Change, parse
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
+from podwatch.store.documents import SaveManifest
+from podwatch.store.inventory import Stored
+from podwatch.store.restore.inspect_staged import StagedDamaged
+from podwatch.store.restore.restore import Restored
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import command, identify
 from podwatch.trainer.base import Look, StartPlan, StopReport, TrainerHandle
@@ -609,11 +613,17 @@ def finished() -> Finding:
     return Finding(FindingKind.FINISHED, Severity.INFO, "done", 0.0, verdict=Verdict.FINISH, confirmed=True)
 
 
-class Store:
-    """A store door with given saves; ``fetch`` writes the set into place."""
+def stored(step: int, save_id: str, lineage: str, seq: int, problem: str = "") -> Stored:
+    """A save in the store."""
+    manifest = SaveManifest("r1", step, save_id, "w", 1, seq, 0.0, "flat", 1, 0, (), lineage=lineage)
+    return Stored(step, save_id, 1, seq, problem=problem, manifest=manifest)
 
-    def __init__(self, world: World, *saves: StoredSave, error: Exception | None = None) -> None:
-        self.world, self.saves, self.error = world, list(saves), error
+
+class Store:
+    """What recovery sees of a store with given saves; a fetch writes the checkpoint into its place."""
+
+    def __init__(self, world: World, *saves: Stored, error: Exception | None = None) -> None:
+        self.world, self.given, self.error = world, list(saves), error
         self.fetched: list[int] = []
         self.progress: tuple[int, int] = (12_340_000_000, 47_000_000_000)
         self.meanwhile: Callable[[], None] = lambda: None
@@ -621,25 +631,27 @@ class Store:
         self.within: float | None = None
         """Seconds that the last question was given."""
 
-    async def newest(
-        self, exclude: frozenset[int], step: int | None = None, *, within: float | None = None
-    ) -> StoredSave | None:
+    async def saves(self, step: int | None = None, *, within: float | None = None) -> tuple[Stored, ...]:
         self.within = within
         if self.error is not None:
             raise self.error
-        found = (s for s in self.saves if s.step not in exclude and step in (None, s.step))
-        return max(found, key=lambda s: s.seq, default=None)
+        found = (s for s in self.given if step in (None, s.step))
+        return tuple(sorted(found, key=lambda s: s.order, reverse=True))
 
-    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
-        assert step is not None
+    async def fetch_save(
+        self, key: tuple[int, str], progress: Callable[[int, int], object] | None = None, *, doubts: bool = False
+    ) -> Restored:
+        step, save_id = key
         self.fetched.append(step)
         if self.fetch_error is not None:
             raise self.fetch_error
         if progress is not None:
             progress(*self.progress)
         self.meanwhile()
+        if (damage := self.world.damaged.get(step)) and not doubts:
+            raise StagedDamaged(damage[0])
         self.world.save(step, wall=5.0)
-        return step
+        return Restored(step, save_id, "", (), 0, 0)
 
 
 def begun(workspace: Workspace, index: QuarantineIndex) -> None:

@@ -35,7 +35,7 @@ from typing import Any
 from tests.support import namespaces
 
 ROOT = Path(__file__).parents[2]
-CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.store.transfer.__main__")
+CHILDREN = ("podwatch.store.transfer.__main__",)
 IMPORTED = (
     *CHILDREN,
     "podwatch.config.loading",
@@ -43,7 +43,7 @@ IMPORTED = (
     "podwatch.daemon.daemon",
     "podwatch.stores.b2",
     "podwatch.stores.s3",
-    "podwatch.sync.restore.restore",
+    "podwatch.store.restore.restore",
     "podwatch.daemon.store_wiring",
     "tests.cli.fake_daemon",
     "tests.support.b2server.server",

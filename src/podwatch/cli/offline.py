@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from podwatch.domain.stored_checkpoint import PublishedSave
     from podwatch.journal.journal import Journal
     from podwatch.recovery.run_file import RunFile
+    from podwatch.store.restore.restore import StoreOfRun
     from podwatch.stores.base import ObjectStore
     from podwatch.stores.credentials import Credentials
     from podwatch.system.own_directories import Workspace
@@ -195,6 +196,19 @@ def _service_environment(run_id: str) -> dict[str, str]:
         if service.installed_for()[0] == run_id:
             return variables_of(service.key_file)
     return {}
+
+
+def store_of_run(settings: "Settings", run_id: str = "") -> "StoreOfRun":
+    """Where this run, or another one of the same prefix, is stored; its key is that of the daemon. ConfigurationError
+    if no store is configured."""
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.objects.access import access_for
+    from podwatch.store.objects.open import parse_url
+    from podwatch.store.restore.restore import StoreOfRun
+
+    url, service = require_store(settings), _service_environment(settings.run_id)
+    keys = RunKeys(run_id or settings.run_id, parse_url(url).prefix)
+    return StoreOfRun(url, keys, lambda: access_for(settings, {**service, **os.environ}), settings.sync.connections)
 
 
 # -- runs in the store -----------------------------------------------------------------------------------------------

@@ -146,28 +146,17 @@ def _of_store(url: str, run_id: str, to: Path) -> "Settings":
 def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, as_json: bool) -> None:
     """Download a checkpoint of RUN into DIR and verify every size and hash; with --store from anywhere, with a key that
     can list and read. To restore this pod's own run to where its trainer looks for it, use `podwatch restore`."""
-    import tempfile
-
     from podwatch.cli.offline import load
     from podwatch.cli.restore import Showing, make_restorer
     from podwatch.config.command_directory import absolute
-    from podwatch.journal.journal import Journal
     from podwatch.system.clock import SystemClock
 
     name, to = checked_run_id(run_id), absolute(to)  # the download process works in /
     settings = _of_store(store, name, to) if store else load(where)
     require_store(settings)
-    with tempfile.TemporaryDirectory(prefix="podwatch-restore-") as scratch:
-        # A temporary journal: this pod has none of another run.
-        journal = Journal.open(Path(scratch) / "journal.sqlite")
-        try:
-            of_run = settings.model_copy(update={"run_id": name})
-            with fixes_for(store, name), Showing(SystemClock(), quiet=as_json) as showing:
-                report = make_restorer(of_run, journal, showing, in_place=False).fetch(
-                    step, to=to, progress=showing.told
-                )
-        finally:
-            journal.close()
+    of_run = settings.model_copy(update={"run_id": name})
+    with fixes_for(store, name), Showing(SystemClock(), quiet=as_json) as showing:
+        report = make_restorer(of_run, showing, in_place=False).fetch(step, to=to, progress=showing.told)
     if as_json:
         print_json(
             {

@@ -42,7 +42,7 @@ from podwatch.trainer.start_and_adopt import SupervisorJob, SupervisorLauncher
 
 if TYPE_CHECKING:
     from podwatch.daemon.backup.backup import Backup
-    from podwatch.sync.restore.in_thread import RestoreThread
+    from podwatch.store.restore.thread import RestoreThread
 
 LEARNED = "learned"
 """Journal key of the learned baselines and durations."""

@@ -26,7 +26,7 @@ from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
 from podwatch.hooks.hook_runner import Desk
 from podwatch.hooks.start_child import problem_of
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
-from podwatch.sync.restore.in_thread import RestoreThread
+from podwatch.store.restore.thread import RestoreThread
 from podwatch.system.blocking_calls import Worker
 
 FREE_GPU_BYTES: Final = 1 << 30
@@ -55,8 +55,8 @@ class PodSite:
         if restore is None:
             raise HostError(f"the checkpoint of step {step} is not on this pod, and no store is configured")
         await self._room_for(step, to)
-        report = await restore.fetch(step, to=to, all_parts=True)
-        parts = {Path(path).name: path for path in (*report.parts, *report.optional.parts)}
+        report = await restore.fetch_to(to, step)
+        parts = {Path(path).name: path for path in (*report.parts, *report.exports.parts)}
         known = kind_of(layout.name).weights
         base = report.parts[0] if report.parts else ""
         inside = [Path(base) / p.replace("{step}", str(step)) for p in known.places if base and not p.startswith("..")]
@@ -178,7 +178,7 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
     )
     restore = None
     if parts.backup is not None:
-        restorer = make_restorer(settings, run, host.journal.sync, "evaluation")
+        restorer = make_restorer(settings, run)
         restore = RestoreThread(restorer, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)

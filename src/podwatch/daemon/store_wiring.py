@@ -15,22 +15,16 @@ from podwatch.daemon.backup.stock import Stock
 from podwatch.daemon.backup.uploads import Uploads
 from podwatch.daemon.state_check import Exits
 from podwatch.disk.next_save import median_gap
-from podwatch.journal import Journal
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.store.inventory import SaveKey
 from podwatch.store.lease import Lease
 from podwatch.store.lease_rules import LeaseTiming
 from podwatch.store.objects.directory import is_on_file_system_of
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.credentials import credentials_for
-from podwatch.stores.open_store import open_store
-from podwatch.sync.interfaces import features_of
-from podwatch.sync.upload.child_job import keys_for
 
 if TYPE_CHECKING:
     from podwatch.daemon.checkpoint_loop import Rescans
     from podwatch.daemon.components import Choices, Run
-    from podwatch.sync.restore.restore import Restorer
+    from podwatch.store.restore.restore import Restorer
 
 
 def no_backup(settings: Settings, same_disk_store: bool) -> str:
@@ -76,25 +70,14 @@ def timing_of(settings: Settings) -> LeaseTiming:
 # -- restores --------------------------------------------------------------------------------------------------------
 
 
-def make_restorer(settings: Settings, run: "Run", journal: Journal, writer_id: str) -> "Restorer":
-    """The Restorer of this run."""
-    from podwatch.sync.restore.restore import Restorer, StorePlace
-    from podwatch.sync.restore.start_child import FetchProcess
+def make_restorer(settings: Settings, run: "Run") -> "Restorer":
+    """The Restorer of this run, which reads the store's key at each use."""
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.objects.access import access_for
+    from podwatch.store.objects.open import parse_url
+    from podwatch.store.restore.restore import Restorer, StoreOfRun
 
-    sync = settings.sync
-
-    def opened() -> ObjectStore:
-        known = features_of(journal, sync.store)
-        return open_store(
-            sync.store, credentials_for(settings), writer_id=writer_id, connections=sync.connections, features=known
-        )
-
-    return Restorer(
-        StorePlace(opened, keys_for(sync.store, settings.run_id), sync.store, writer_id),
-        run.layout,
-        run.workspace,
-        journal,
-        FetchProcess(lambda: credentials_for(settings)),
-        run.record_files,
-        connections=sync.connections,
-    )
+    url = settings.sync.store
+    keys = RunKeys(settings.run_id, parse_url(url).prefix)
+    store = StoreOfRun(url, keys, lambda: access_for(run.config.settings), settings.sync.connections)
+    return Restorer(store, run.layout, run.workspace, run.record_files)

@@ -173,7 +173,6 @@ def _store(
     exits: Exits,
     choices: Choices,
 ) -> Store:
-    journal = run.journal.sync
     wandb, writer_id = WandbIds(run.layout), run.file.current.writer_id
     refused = no_backup(settings, choices.same_disk_store)
     if settings.nodes.rank:
@@ -181,10 +180,10 @@ def _store(
     if not settings.sync.store or refused:
         return Store(None, None, refused, wandb)
     from podwatch.daemon.store_wiring import make_backup, make_restorer  # a daemon without a store does not need it
-    from podwatch.sync.restore.in_thread import RestoreThread
+    from podwatch.store.restore.thread import RestoreThread
 
     backup = make_backup(settings, run, checkpoints.catalogue, processes, exits, wandb, checkpoints.rescans, choices)
-    restorer = make_restorer(settings, run, journal, writer_id)
+    restorer = make_restorer(settings, run)
     return Store(backup, RestoreThread(restorer, "restore"), refused, wandb)
 
 

@@ -14,15 +14,13 @@ class OwnCheckpoints:
 
     def __init__(self, file: RunFile, clock: Clock, records: CheckpointRecords) -> None:
         self._file, self._clock, self._records = file, clock, records
-        self.in_store: frozenset[tuple[int, str]] = frozenset()
-        """(step, save_id) of what other pods of this run published, as last read from the journal."""
         self.launched: ProcessIdentity | None = None
         """The launcher of the last start that podwatch watched."""
 
     @property
     def fetched(self) -> frozenset[tuple[int, str]]:
-        """(step, save_id) of every checkpoint that came from this run's store, or is the same."""
-        return self.in_store | self._records.restored
+        """(step, save_id) of every checkpoint that came from this run's store."""
+        return self._records.restored
 
     def owns(self, found: CheckpointSet) -> bool:
         """Whether this checkpoint belongs to the run; False before run.json is read. Others are not uploaded either."""

@@ -21,10 +21,8 @@ from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import EarlierSave, Lineage, Mutation
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Supervision
-from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.journal import Journal
 from podwatch.policy.lineage import departure
-from podwatch.policy.resume import INSPECTIONS, Choice, awaited, choose, other_world, unanswered
+from podwatch.policy.resume import INSPECTIONS, Choice, RemoteSave, awaited, choose, other_world, unanswered
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.state import Phase
@@ -215,14 +213,14 @@ class ResumeChooser:
         self.failed_fetches = 0
         self.followed = ""
         """The lineage in the store that the chosen checkpoint belongs to; empty if it is on this pod."""
-        self.damaged_in_store: set[tuple[int, str]] = set()
-        """(step, save_id) of what was found damaged after it was fetched: another download would be the same."""
+        self.damaged_in_store: dict[tuple[int, str], str] = {}
+        """(step, save_id) of what a fetch found damaged, and how: another download would be the same."""
+        self.missing_in_store: set[tuple[int, str]] = set()
+        """(step, save_id) of what was deleted while it was fetched."""
 
     async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
         """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
         sets = await self.context.rescan()
-        published = await self.context.tools.journal.run(Journal.published)
-        self.context.tools.run.own.in_store = frozenset((p.step, p.save_id) for p in published if p.restored)
         return [s for s in sets if self.context.owns(s)], [s for s in sets if not self.context.owns(s)]
 
     def _require_list(self) -> None:
@@ -322,24 +320,26 @@ class ResumeChooser:
                 step=choice.step,
             )
 
-    async def fetched_damaged(self, choice: Choice) -> bool:
-        """Return whether the checkpoint that was just fetched is damaged: it was so when it was uploaded, as its files
-        have the hashes of the store. It is then not chosen again, nor fetched. A step that the operator named is not
-        checked."""
-        tools = self.context.tools
-        if choice.step is None or self.context.run.wanted is not None:
-            return False
-        reasons = await self._damage(choice)
-        if not reasons:
-            return False
-        self.damaged_in_store.add((choice.step, choice.save_id))
-        tools.say(
+    def refuse_fetched(self, choice: Choice, why: str) -> None:
+        """Do not fetch this save again: it was damaged when it was stored, or became so since. An older one is used."""
+        assert choice.step is not None
+        self.damaged_in_store[choice.step, choice.save_id] = why
+        self.context.tools.say(
             EventName.CHECKPOINT_DAMAGED,
-            f"step {choice.step} is damaged in the store too, so podwatch continues from an older checkpoint:"
-            f" {reasons[0]}. `podwatch start --step {choice.step}` tries it all the same",
+            f"step {choice.step} is damaged in the store, so podwatch continues from an older checkpoint: {why}."
+            f" `podwatch start --step {choice.step}` tries it all the same",
             Severity.WARNING,
             step=choice.step,
         )
+
+    def note_missing(self, choice: Choice) -> bool:
+        """A save was deleted from the store while it was fetched: a newer one has replaced it. Return whether it is the
+        first time: a store that shows it and does not have it is no reason to wait."""
+        assert choice.step is not None
+        key = (choice.step, choice.save_id)
+        if key in self.missing_in_store:
+            return False
+        self.missing_in_store.add(key)
         return True
 
     async def _damage(self, choice: Choice) -> tuple[str, ...]:
@@ -394,23 +394,26 @@ class ResumeChooser:
             return False
         return choice.step is None or any(s.step == choice.step and s.complete for s in sets)
 
-    async def _remote(self, wanted: int | None) -> tuple[tuple[StoredSave, ...], str]:
-        """The newest checkpoint in the store, or the one that the operator named."""
+    async def _remote(self, wanted: int | None) -> tuple[tuple[RemoteSave, ...], str]:
+        """The checkpoints in the store, the newest first, or those of the step that the operator named; and why the
+        store did not show them."""
         restore, here = self.context.tools.store.restore, newest_complete(self.context.tools.catalogue.sets)
         if restore is None:
             return (), ""
-        within = ONLY_STORE_SECONDS if here is None else LOOK_SECONDS
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
-            refused = frozenset(self.context.run.refused) if wanted is None else frozenset()
-            found = await restore.newest(refused, wanted, within=within)
-            while found is not None and wanted is None and (found.step, found.save_id) in self.damaged_in_store:
-                refused |= {found.step}
-                found = await restore.newest(refused, within=within)
+            found = await restore.saves(wanted, within=ONLY_STORE_SECONDS if here is None else LOOK_SECONDS)
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
-        return () if found is None else (found,), ""
+        damaged = {} if wanted is not None else self.damaged_in_store
+        return tuple(
+            RemoteSave(
+                save.step, save.save_id, save.manifest.lineage if save.manifest is not None else "", save.order,
+                save.problem or damaged.get(save.key, ""),
+            )
+            for save in found
+        ), ""  # fmt: skip
 
     def _store_must_be_empty(self) -> bool:
         """Return whether this pod has trained before, and has never seen a save of this run in the store: then the

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layout import Tracker
 from podwatch.checkpoints.trackers import repair_trackers
-from podwatch.domain.errors import Busy, HostError, PodwatchError
+from podwatch.domain.errors import Busy, HostError, IntegrityError, PodwatchError, SaveGone
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE, Lineage
@@ -18,10 +19,14 @@ from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice
 from podwatch.recovery import gpus_and_ports_free, quarantine, stale_files, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
-from podwatch.recovery.resume_point import ResumeChooser, files_of, opened
+from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, files_of, not_inspected, opened
 from podwatch.recovery.state import GangStart, Phase, newest_step
+from podwatch.store.restore.inspect_staged import NotInspected
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
+
+if TYPE_CHECKING:
+    from podwatch.store.restore.restore import Restored
 
 LITTER_SECONDS = 30.0
 """Limit for finding stale files; a start does not wait longer for it."""
@@ -109,14 +114,13 @@ class Starter:
 
     # -- fetch --------------------------------------------------------------------------------------------------------
 
-    async def fetch(self, choice: Choice) -> None:
-        """Fetch the chosen checkpoint from the store; first move what is in its place here to quarantine."""
-        tools = self.context.tools
+    async def fetch(self, choice: Choice) -> bool:
+        """Fetch the chosen checkpoint from the store, inspected before it is put in its place; what is there goes to
+        quarantine. Return False where it is damaged or was deleted meanwhile: then another one is to be chosen. Raises
+        NothingToResume where no inspection gives an answer."""
+        tools, key = self.context.tools, (choice.step or 0, choice.save_id)
         if tools.store.restore is None or choice.step is None:
             raise HostError("no store is configured to fetch from", fix="set [sync] store")
-        steps = await tools.blocking(tools.layout.steps)
-        present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
-        await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
         fetching = f"fetching step {choice.step} from the store"
         self.context.restoring = choice.step
         self.context.show(Phase.STARTING, fetching)
@@ -125,16 +129,40 @@ class Starter:
             if self.context.restoring == choice.step:
                 self.context.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
+        named = self.context.run.wanted is not None  # by the operator, who decides
         try:
-            await tools.store.restore.fetch(choice.step, progress)
+            restored = await tools.store.restore.fetch_save(key, progress, doubts=named)
+        except NotInspected as error:
+            raise NothingToResume(not_inspected(choice, choice.step, error.what), error.fix) from error
+        except SaveGone as error:
+            if not self.chooser.note_missing(choice):
+                self.chooser.refuse_fetched(choice, error.what)
+            return False
+        except IntegrityError as error:
+            if named:
+                raise
+            self.chooser.refuse_fetched(choice, error.what)
+            return False
         except (PodwatchError, OSError):
             self.chooser.failed_fetches += 1
             raise
         finally:
             self.context.restoring = None
         self.chooser.failed_fetches = 0
-        tools.say(EventName.RESTORED, f"fetched step {choice.step} from the store", step=choice.step)
+        await tools.journal.run(Journal.learn, FROM_STORE, restored.wandb)
+        self._say_fetched(choice.step, restored)
         await tools.blocking(tools.catalogue.rescan)
+        return True
+
+    def _say_fetched(self, step: int, restored: "Restored") -> None:
+        tools = self.context.tools
+        tools.say(EventName.RESTORED, f"fetched step {step} from the store", step=step)
+        if restored.moved:
+            count = counted(len(restored.moved), "entry", "entries")
+            text = (
+                f"moved {count} to quarantine: step {step} was not complete here. `podwatch quarantine list` shows it"
+            )
+            tools.say(EventName.QUARANTINED, text, step=step, entries=len(restored.moved))
 
     # -- move to quarantine -------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import Launcher, TrainerHandle
 
 if TYPE_CHECKING:
-    from podwatch.sync.restore.in_thread import RestoreThread  # a daemon without a store does not need it
+    from podwatch.store.restore.thread import RestoreThread  # a daemon without a store does not need it
 
 R = TypeVar("R")
 

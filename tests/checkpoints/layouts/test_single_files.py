@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.sync.conftest import World
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Site
@@ -19,7 +20,6 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.checkpoints import ManualClock
 from tests.support.layout_makers import deepspeed, lightning, run
-from tests.sync.conftest import World
 
 
 class Pod(World):
@@ -105,40 +105,6 @@ def test_a_growing_file_that_hides_its_step(pod: Pod) -> None:
     operations[-1]()
     pod.settle()
     assert pod.complete() == {20: Completeness.COMPLETE}
-
-
-async def test_a_restore_puts_the_file_beside_the_others(pod: Pod, tmp_path: Path) -> None:
-    pod.save(10, 20)
-    pod.settle()
-    syncer = pod.syncer()
-    await syncer.start()
-    await syncer.sync_now()
-    await syncer.stop()
-    other = Pod(tmp_path / "pod2", pod.store_url, writer_id="writer-2")
-    other.save(5)
-    (other.place / "notes.txt").write_text("mine")
-    report = other.restorer().fetch()
-    assert report.step == 20
-    assert report.parts == (str(other.place),)
-    assert other.file(20).read_bytes() == pod.file(20).read_bytes()
-    assert other.file(20).stat().st_mtime_ns == pod.file(20).stat().st_mtime_ns
-    assert {p.name for p in other.place.iterdir()} == {"epoch=0-step=5.ckpt", "epoch=0-step=20.ckpt", "notes.txt"}
-    assert other.restorer().fetch().downloaded_bytes == 0, "it is in place"
-    other.file(20).write_bytes(b"something else")
-    again = other.restorer().fetch()
-    assert again.set_aside == (str(other.file(20)),)
-    assert other.file(20).read_bytes() == pod.file(20).read_bytes()
-    assert other.file(5).exists()
-    other.settle()
-    assert other.complete() == {5: Completeness.COMPLETE, 20: Completeness.COMPLETE}
-    other.journal.close()
-    empty = Pod(tmp_path / "pod3", pod.store_url, writer_id="writer-3")
-    empty.restorer().fetch()
-    assert set(empty.layout.steps()) == {20}
-    report = empty.restorer().fetch(to=tmp_path / "elsewhere")
-    assert report.parts == (str(tmp_path / "elsewhere" / "checkpoint"),)
-    assert (tmp_path / "elsewhere" / "checkpoint" / "epoch=0-step=20.ckpt").is_file()
-    empty.journal.close()
 
 
 def test_quarantine_and_back(pod: Pod) -> None:

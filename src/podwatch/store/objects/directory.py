@@ -289,9 +289,7 @@ class DirectoryObjects:
         try:
             root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self._inode is None:
-                raise
-            raise OSError(errno.ENODEV, "its directory is not there any more") from None
+            raise OSError(errno.ENODEV, "its directory does not exist") from None
         try:
             inode = os.fstat(root).st_ino  # a remount can change the device
             self._inode = self._inode or inode

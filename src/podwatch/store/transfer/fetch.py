@@ -123,7 +123,8 @@ class Fetching:
         with self._rights():
             descriptor = self._open(file)
         try:
-            if piece.file in self._kept and Slice(descriptor, piece.offset, piece.size).hashes([name])[name] == wanted:
+            staged = piece.file in self._kept and self._hash(descriptor, piece, name) == wanted
+            if staged:
                 self._report.count(piece.size)
             elif not any(self._read(piece, descriptor, name) == wanted for _ in range(READINGS)):
                 raise IntegrityError("the object does not match its recorded hash", where=piece.key)
@@ -132,7 +133,10 @@ class Fetching:
             os.close(descriptor)
         with self._lock:
             self._left[piece.file] -= 1
-        self._report.say("piece", key=piece.key, size=piece.size)
+        self._report.say("piece", key=piece.key, size=piece.size, fetched=not staged)
+
+    def _hash(self, descriptor: int, piece: Piece, name: str) -> str:
+        return Slice(descriptor, piece.offset, piece.size).hashes([name])[name]
 
     def _read(self, piece: Piece, descriptor: int, name: str) -> str:
         position = piece.offset
