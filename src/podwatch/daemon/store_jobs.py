@@ -41,7 +41,7 @@ from podwatch.trainer.environment import read_env_file
 
 if TYPE_CHECKING:
     from podwatch.daemon.tick import Reload
-    from podwatch.sync.runs.bootstrap import Start
+    from podwatch.store.runs.start import RunStart
     from podwatch.sync.syncer import Syncer
     from podwatch.sync.upload.artifacts import Artefact, Artifacts
 
@@ -265,9 +265,9 @@ def make_artifacts(parts: Components, config: "Reload") -> "Artifacts | None":
     return Artifacts(opened, keys_for(settings.sync.store, settings.run_id), sources, parts.run.clock)
 
 
-def start_of(loaded: LoadedSettings) -> "Start":
+def start_of(loaded: LoadedSettings) -> "RunStart":
     """What a bare pod needs to know of the configuration in force. Blocks on the disk."""
-    from podwatch.sync.runs.bootstrap import Start
+    from podwatch.store.runs.start import RunStart
     from podwatch.sync.upload.artifacts import CONFIG_BYTES
 
     settings, trainer = loaded.settings, loaded.settings.trainer
@@ -286,7 +286,7 @@ def start_of(loaded: LoadedSettings) -> "Start":
                 secret[str(file)] = tuple("" for line in lines if line.strip() and not line.lstrip().startswith("#"))
     given = [key for key, source in loaded.sources.items() if source in ("environment", "flag")]
     document = settings.model_dump(mode="json")
-    return Start(
+    return RunStart(
         settings.run_id,
         loaded.text,
         str(loaded.path or ""),
@@ -337,9 +337,11 @@ class _OwnArtefacts:
     def start(self) -> "list[Artefact]":
         if not self.holds():
             return []  # the files of the pod that trains stay
-        from podwatch.sync.runs.bootstrap import start_artefacts
+        from podwatch.store.runs.start import start_evidence
+        from podwatch.sync.upload.artifacts import Artefact
 
-        return start_artefacts(start_of(self._config.loaded))
+        found = start_evidence(start_of(self._config.loaded))
+        return [Artefact(one.kind, one.name, one.data, one.fixed) for one in found]
 
     def learn_secrets(self) -> None:
         credentials_for(self._parts.settings)

@@ -1,180 +1,42 @@
-"""What a bare pod needs to start a run: the pod that trains stores it, scrubbed; ``podwatch bootstrap`` on another pod
-fetches it and writes it where it belongs. Blocks on the disk and on the store.
+"""The files of a run's start on a bare pod: what would be written, where, and what is left to fill; then the writing.
 
-``policy/bootstrap.py`` decides which paths are allowed. Here nothing follows a link below an allowed directory, and
-nothing replaces a file that exists.
+``store/runs/start_record`` decides which paths are allowed. Here nothing follows a link below an allowed directory, and
+nothing replaces a file that exists. Blocks on the disk.
 """
 
 import errno
-import hashlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from podwatch import __version__
 from podwatch.client.trusted_configuration import read_trusted
-from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys
-from podwatch.domain.secrets import MASK, scrub
-from podwatch.policy.bootstrap import (
+from podwatch.domain.errors import HostError
+from podwatch.domain.secrets import MASK
+from podwatch.store.objects.access import S3_ID, S3_KEY, S3_TOKEN
+from podwatch.store.runs.start import StartTexts
+from podwatch.store.runs.start_record import (
     CONFIG_NAME,
     FILL,
     MOST_BYTES,
-    MOST_FILES,
-    OBJECT,
-    LeftOut,
     StartFile,
-    StoredStart,
-    absolute,
     filled,
     fits,
     placeable,
     placeholders,
-    read_start,
 )
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.s3_credentials import ACCESS, SECRET, TOKEN
-from podwatch.sync.upload.artifacts import Artefact, artefact_of, looks_like_a_key, read_config
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
 from podwatch.system.open_by_descriptor import open_path
 from podwatch.system.pinned_directories import open_regular
 
-# -- on the pod that trains ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The configuration in force. ``text`` and ``path``: the configuration file; ``directory``: where podwatch was
-    started; ``named``: paths of the files in the command; ``secret``: files for secrets, with the names of the
-    variables or lines in them, never a value; ``settings``: those from environment and command line."""
-
-    run_id: str
-    text: str
-    path: str
-    directory: str
-    named: tuple[str, ...] = ()
-    secret: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-
-def start_artefacts(start: Start) -> list[Artefact]:
-    """The files and, last, the record that names them. Empty where there is no configuration file to store."""
-    if not start.text or len(start.text.encode()) > MOST_BYTES:
-        return []
-    found: list[Artefact] = []
-    files: list[StartFile] = []
-    left_out: list[LeftOut] = []
-
-    def add(path: str, text: str, mode: Literal["0600", "0644", "0755"], *, secret: bool = False) -> StartFile:
-        artefact = artefact_of(Path(path).name, text)
-        found.append(artefact)
-        digest = hashlib.sha256(artefact.data).hexdigest()
-        return StartFile(path, artefact.name, digest, len(artefact.data), mode, secret)
-
-    for path in dict.fromkeys(start.named):
-        if path in start.secret or path == start.path or not _speakable(path):
-            continue
-        text, reason = _to_store(path)
-        if reason or len(files) >= MOST_FILES - len(start.secret):
-            left_out.append(LeftOut(path, reason or f"the command names more than {MOST_FILES} files"))
-            continue
-        files.append(add(path, scrub(text), "0755" if os.access(path, os.X_OK) else "0644"))
-    for path, names in start.secret.items():
-        if _speakable(path) and names:
-            files.append(add(path, "".join(f"{name}={MASK}\n" if name else f"{MASK}\n" for name in names), "0600",
-                             secret=True))  # fmt: skip
-    config = add(f"/{CONFIG_NAME}", scrub(start.text), "0600")
-    record = StoredStart(
-        start.run_id,
-        start.directory,
-        config,
-        tuple(files),
-        tuple(left_out[:MOST_FILES]),
-        {key: _printable(scrub(value)) for key, value in start.settings.items()},
-        f"podwatch {__version__}",
-    )
-    return [*found, Artefact("config", OBJECT, record.to_bytes(), fixed=False)]
-
-
-def _to_store(path: str) -> tuple[str, str]:
-    """The text of a file, or why it is not stored."""
-    if looks_like_a_key(Path(path).name):
-        return "", "its name is that of a key file"
-    data = read_config(path)
-    if data is None:
-        return "", "only its owner can read it, or podwatch cannot"
-    if len(data) > MOST_BYTES:
-        return "", "it is larger than 1 MiB"
-    try:
-        return data.decode(), "" if b"\0" not in data else "it is not text"
-    except UnicodeDecodeError:
-        return "", "it is not text"
-
-
-def _speakable(path: str) -> bool:
-    try:
-        return bool(absolute(path))
-    except IntegrityError:
-        return False
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:1000]
-
-
-# -- on the bare pod -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A start as it is stored. ``texts``: object name -> content, whose digest is verified."""
-
-    record: StoredStart
-    texts: Mapping[str, str]
-
-
-def fetch(store: ObjectStore, keys: Keys) -> Fetched:
-    """RemoteError where the store does not answer; IntegrityError for contents that podwatch would not have written;
-    SaveGone (an IntegrityError) where nothing is stored."""
-    where = f"{keys.artefacts('config')}{OBJECT}"
-    data = store.get_bytes(where, limit=MOST_BYTES)
-    if data is None:
-        raise SaveGone(
-            f"the store holds no start of run {keys.run_id}",
-            where=f"{store.url}: {where}",
-            fix="check the run's name with `podwatch runs list`. A pod that held it for less than two minutes, an older"
-            " podwatch, or one with [sync] artefacts = false stored none: copy podwatch.toml to this pod, then"
-            " `podwatch run`",
-        )
-    record = read_start(data, run_id=keys.run_id)
-    return Fetched(record, {f.object: _content(store, keys, f) for f in (record.config, *record.files)})
-
-
-def _content(store: ObjectStore, keys: Keys, file: StartFile) -> str:
-    key = f"{keys.artefacts('config')}{file.object}"
-    data = store.get_bytes(key, limit=MOST_BYTES)
-    if data is None or len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise IntegrityError(
-            f"{file.path} in the store is {'absent' if data is None else 'not what the record names'}",
-            where=key,
-            fix="copy the file to this pod yourself, or let the pod that trains store it again",
-        )
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise IntegrityError("a file of the start is not UTF-8 text", where=key) from error
-
-
 # -- plan ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenPlaceholder:
     """A placeholder that nothing fills yet. ``file`` is the copy to edit, ``line`` counts from 1."""
 
     file: Path
@@ -193,11 +55,11 @@ class PlannedFile:
     text: str
     state: str
     reason: str = ""
-    open: tuple[Open, ...] = ()
+    open: tuple[OpenPlaceholder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BarePod:
     """Where the files of a start go. ``directory`` holds podwatch.toml, ``copies`` the copies to fill by hand;
     ``roots``: allowed directories; ``foreign``: directories of checkpoints and state."""
 
@@ -207,23 +69,23 @@ class Place:
     foreign: tuple[str, ...] = field(default=())
 
 
-def plan(fetched: Fetched, place: Place, environ: Mapping[str, str]) -> list[PlannedFile]:
+def plan(fetched: StartTexts, pod: BarePod, environ: Mapping[str, str]) -> list[PlannedFile]:
     """What would be written. Reads this pod's files, changes nothing. The configuration comes first."""
     used: dict[str, int] = {}
     record = fetched.record
     return [
-        _planned(source, fetched.texts[source.object], number, place, environ, used)
+        _planned(source, fetched.texts[source.object], number, pod, environ, used)
         for number, source in enumerate((record.config, *record.files))
     ]
 
 
 def _planned(
-    source: StartFile, template: str, number: int, place: Place, environ: Mapping[str, str], used: dict[str, int]
+    source: StartFile, template: str, number: int, pod: BarePod, environ: Mapping[str, str], used: dict[str, int]
 ) -> PlannedFile:
     own = number == 0
-    target = place.directory / CONFIG_NAME if own else Path(source.path)
+    target = pod.directory / CONFIG_NAME if own else Path(source.path)
     holes = placeholders(template, target.name, secret=source.secret, used=used)
-    reason = "" if own else placeable(source.path, place.roots, (*place.foreign, str(place.directory / CONFIG_NAME)))
+    reason = "" if own else placeable(source.path, pod.roots, (*pod.foreign, str(pod.directory / CONFIG_NAME)))
     try:
         there = _read(target)
     except OSError as error:
@@ -232,7 +94,7 @@ def _planned(
         return PlannedFile(source, target, there, "here")
     if reason:
         return PlannedFile(source, target, "", "refused", reason)
-    copy = place.copies / f"{number:02d}-{target.name}"
+    copy = pod.copies / f"{number:02d}-{target.name}"
     edited = _read_own(copy)
     if edited is not None and edited != template and fits(template, edited):
         left = placeholders(edited, target.name, secret=source.secret, used={})
@@ -242,14 +104,14 @@ def _planned(
         kept = _withheld(environ)
         given = {name: value for name, value in environ.items() if name.startswith(FILL) or value not in kept}
         text, reasons = filled(template, holes, given, () if source.secret else kept)
-    open_ = tuple(Open(copy, hole.line, hole.key, reasons[hole.at]) for hole in left if hole.at in reasons)
+    open_ = tuple(OpenPlaceholder(copy, hole.line, hole.key, reasons[hole.at]) for hole in left if hole.at in reasons)
     return PlannedFile(source, target, text, "new" if there is None else "differs", open=open_)
 
 
 def _withheld(environ: Mapping[str, str]) -> frozenset[str]:
     """The values that only podwatch has: the store's key, its own settings. Not those that the operator gave to fill
     in, nor what is too short for a secret."""
-    shown = scrubbed_environment(environ).keys() - {ACCESS, SECRET, TOKEN}
+    shown = scrubbed_environment(environ).keys() - {S3_ID, S3_KEY, S3_TOKEN}
     own = (name for name in environ if name not in shown and not name.startswith(FILL))
     return frozenset(environ[name] for name in own if len(environ[name]) >= 8)
 
@@ -274,12 +136,12 @@ def _read_own(path: Path) -> str | None:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def keep_copies(files: Sequence[PlannedFile], fetched: Fetched, place: Place) -> None:
+def keep_copies(files: Sequence[PlannedFile], fetched: StartTexts, pod: BarePod) -> None:
     """Write the copies in which placeholders can be filled by hand; an edited copy that no longer fits what is stored
     is kept under another name."""
-    place.copies.mkdir(mode=0o700, parents=True, exist_ok=True)
+    pod.copies.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number, file in enumerate(files):
-        copy, template = place.copies / f"{number:02d}-{file.target.name}", fetched.texts[file.source.object]
+        copy, template = pod.copies / f"{number:02d}-{file.target.name}", fetched.texts[file.source.object]
         if not file.open:
             continue
         before = _read_own(copy)
@@ -365,14 +227,3 @@ def _create(directory: int, name: str, data: bytes, mode: int, moved: str | None
             os.unlink(temporary, dir_fd=directory)
         raise
     sync_descriptor(directory)
-
-
-def can_write(store: ObjectStore) -> str:
-    """Why the key cannot guard a run; empty if it can. RemoteError where the store does not answer."""
-    try:
-        store.check()
-    except RemoteError as error:
-        if error.transient:
-            raise
-        return str(error)
-    return ""
