@@ -119,7 +119,7 @@ def test_what_is_not_in_use_is_well() -> None:
 
 def test_a_pointer_that_cannot_be_used_is_critical() -> None:
     found = judge(replace(RUN, pointer_problem="the manifest is not in the store"), LIMITS)
-    assert (found.level, "latest.json is not usable" in found.summary) == (Level.CRITICAL, True)
+    assert (found.level, "the newest checkpoint is not usable" in found.summary) == (Level.CRITICAL, True)
 
 
 beats = st.builds(

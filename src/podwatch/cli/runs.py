@@ -200,7 +200,7 @@ def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, a
 @json_option
 def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Delete all checkpoints of a finished run from the store except the newest (--keep milestones keeps those too).
-    podwatch also keeps the checkpoint that latest.json names, checkpoints pinned here, and other tools' objects. It
+    podwatch also keeps what a pointer names or named within a day, pinned checkpoints, and other tools' objects. It
     refuses while a podwatch guards the run."""
 
     import socket

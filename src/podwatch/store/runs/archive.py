@@ -6,7 +6,7 @@ without a manifest, which the next archive deletes a day later. Nothing is delet
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError
@@ -63,6 +63,8 @@ class Archiver:
         checkpoint is not known or not whole, RemoteError for trouble of the store."""
         last = self._refuse_alive()
         inventory = take_inventory(self.store, self.keys)
+        now = store_time(self.store, self.clock.wall())  # nothing has been written since the run ended
+        inventory = replace(inventory, store_wall=max(inventory.store_wall, now))
         step = self._newest(inventory)
         rules = RetentionRules(keep_last=1, keep_every=keep_every if keep is ArchiveKeep.MILESTONES else 0)
         found = plan(inventory, rules, pins=pins)

@@ -40,7 +40,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
     """What the store holds of one run. ``claim_age``: seconds since the newest claim. ``pointer_step``: what
-    latest.json names (``pointer``: it names a checkpoint); ``pointer_problem``: why it is not usable."""
+    the newest pointer names (``pointer``: it names a checkpoint); ``pointer_problem``: why it is not usable."""
 
     run_id: str
     beat: Beat | None = None
@@ -67,7 +67,7 @@ def judge(found: RunEvidence, limits: Limits) -> Judgement:
     if found.archived:
         return Judgement(Level.OK, f"archived; {stored}")
     if found.pointer_problem:
-        return Judgement(Level.CRITICAL, f"latest.json is not usable: {found.pointer_problem}")
+        return Judgement(Level.CRITICAL, f"the newest checkpoint is not usable: {found.pointer_problem}")
     beat = found.beat
     if beat is None:
         return _without_heartbeat(found, limits, stored)
