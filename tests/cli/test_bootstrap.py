@@ -13,11 +13,11 @@ import pytest
 from podwatch.config.loading import load_text
 from podwatch.daemon.backup.post_mortem import start_of
 from podwatch.domain import secrets
-from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import MASK
-from podwatch.policy.bootstrap import OBJECT
-from podwatch.stores.local import LocalStore
-from podwatch.sync.runs.bootstrap import start_artefacts
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.directory import DirectoryObjects
+from podwatch.store.runs.start import start_evidence
+from podwatch.store.runs.start_record import OBJECT
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.mounts import small_mount
 
@@ -37,7 +37,7 @@ class Pods:
             directory.mkdir()
         self.url = f"file://{self.store_dir}"
         self.config = self.home / "config.toml"
-        self.keys = Keys("r")
+        self.keys = RunKeys("r")
 
     def toml(self, more: str = "", command: str = "") -> str:
         command = command or f'["/bin/sh", "-c", "exit 0", "@", "{self.config}"]'
@@ -57,14 +57,14 @@ class Pods:
         text = self.toml(more, command)
         environ = {"PODWATCH_DIRECTORY": str(self.app)}
         loaded = load_text(text, Path("/etc/podwatch/podwatch.toml"), environ=environ)
-        store = store or LocalStore(self.store_dir, writer_id="a")
+        store = store or DirectoryObjects(self.store_dir)
         old = os.environ.get("PODWATCH_DIRECTORY")
         os.environ["PODWATCH_DIRECTORY"] = str(self.app)
         try:
             secrets.register(SECRET)
-            for one in start_artefacts(start_of(loaded)):
+            for one in start_evidence(start_of(loaded)):
                 assert SECRET.encode() not in one.data
-                store.put_bytes(f"{self.keys.artefacts('config')}{one.name}", one.data)
+                store.put(f"{self.keys.evidence('config')}{one.name}", one.data)
         finally:
             secrets.forget()
             os.environ.pop("PODWATCH_DIRECTORY") if old is None else os.environ.update(PODWATCH_DIRECTORY=old)
@@ -83,15 +83,13 @@ class Pods:
         return self.call(*arguments, "--no-start", code=code, **env)
 
     def record(self) -> Path:
-        return self.store_dir / self.keys.artefacts("config") / OBJECT
+        return self.store_dir / self.keys.evidence("config") / OBJECT
 
     def rewrite(self, **changes: object) -> None:
         """Somebody who can write the bucket changes the first file of the record."""
         document = json.loads(self.record().read_text())
         document["files"][0] |= changes
-        LocalStore(self.store_dir, writer_id="x").put_bytes(
-            f"{self.keys.artefacts('config')}{OBJECT}", json.dumps(document).encode()
-        )
+        DirectoryObjects(self.store_dir).put(f"{self.keys.evidence('config')}{OBJECT}", json.dumps(document).encode())
 
     def untouched(self) -> bool:
         return not (self.etc / "podwatch.toml").exists() and not self.config.exists()
@@ -365,7 +363,7 @@ def test_files_elsewhere_by_explicit_choice(pods: Pods, tmp_path_factory) -> Non
 def test_contents_that_are_not_what_the_record_names(pods: Pods) -> None:
     pods.stored()
     (stored,) = pods.record().parent.glob("*-config.toml")
-    LocalStore(pods.store_dir, writer_id="x").put_bytes(f"{pods.keys.artefacts('config')}{stored.name}", b"lr = 2\n")
+    DirectoryObjects(pods.store_dir).put(f"{pods.keys.evidence('config')}{stored.name}", b"lr = 2\n")
     assert "not what the record names" in pods.place("--trust", code=69)
     assert pods.untouched()
 
@@ -386,11 +384,11 @@ def test_what_the_image_or_the_operator_must_bring(pods: Pods) -> None:
 
 def test_another_store_or_run_in_the_configuration(pods: Pods) -> None:
     pods.stored()
-    config = pods.store_dir / pods.keys.artefacts("config")
-    copied = Keys("copy")
+    config = pods.store_dir / pods.keys.evidence("config")
+    copied = RunKeys("copy")
     for path in [p for p in config.iterdir() if p.is_file() and not p.name.startswith(".")]:
         data = path.read_bytes().replace(b'"run_id": "r"', b'"run_id": "copy"')
-        LocalStore(pods.store_dir, writer_id="x").put_bytes(f"{copied.artefacts('config')}{path.name}", data)
+        DirectoryObjects(pods.store_dir).put(f"{copied.evidence('config')}{path.name}", data)
     done = pods.machine.podwatch("bootstrap", pods.url, "copy", "--trust", "--no-start", "--dir", str(pods.etc))
     assert done.returncode == 78
     assert "podwatch.toml is of run r: pass --set run_id=copy" in done.stderr
@@ -439,13 +437,13 @@ def test_a_second_call_continues_with_what_is_here(pods: Pods) -> None:
 
 
 def test_a_key_that_can_only_read(pods: Pods, tmp_path: Path) -> None:
-    from podwatch.stores.credentials import Credentials
-    from podwatch.stores.open_store import open_store
+    from podwatch.store.objects.b2 import B2Access
+    from podwatch.store.objects.open import open_objects
 
     with B2Server(tmp_path / "b2") as server:
         server.add_key("readonly00001", "its-secret-value", capabilities=["listBuckets", "listFiles", "readFiles"])
         pods.url = f"b2://{BUCKET}"
-        store = open_store(pods.url, Credentials(KEY_ID, KEY, server.url), writer_id="a")
+        store = open_objects(pods.url, B2Access(KEY_ID, KEY, server.url))
         pods.stored(store)
         store.close()
         read = {"B2_APPLICATION_KEY_ID": "readonly00001", "B2_APPLICATION_KEY": "its-secret-value"}

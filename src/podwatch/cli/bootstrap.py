@@ -19,9 +19,10 @@ from podwatch.client.times_and_sizes import size, span
 from podwatch.domain.errors import ConfigurationError, ExitCode, IntegrityError, RemoteError, UsageError
 
 if TYPE_CHECKING:
+    from podwatch.cli.bootstrap_files import BarePod, PlannedFile
     from podwatch.config.settings import Settings
-    from podwatch.stores.credentials import Credentials
-    from podwatch.sync.runs.bootstrap import Fetched, Place, PlannedFile
+    from podwatch.store.objects.access import Access
+    from podwatch.store.runs.start import StartTexts
 
 ETC = Path("/etc/podwatch")
 PATIENCE_SECONDS, RETRY_SECONDS = 600.0, 10.0
@@ -123,7 +124,7 @@ def command(
     Exit: 77 not trusted, or a key that can only read; 78 something must be filled in or decided first; 69 the store
     does not answer; else as `podwatch run`."""
     from podwatch.config.command_directory import absolute, current_directory
-    from podwatch.policy.bootstrap import FILL
+    from podwatch.store.runs.start_record import FILL
 
     if digest and (trust or len(digest) != 64):
         raise UsageError(
@@ -143,14 +144,16 @@ def command(
 
 def _bootstrap(call: Call, environ: dict[str, str]) -> None:
     placed, directory = _placed(call)
-    key = _credentials(call)
+    key = _access(call)
     if key is not None:  # `podwatch run` reads no podwatch.env of its own
-        environ |= key.variables()
+        from podwatch.store.objects.access import variables_of
+
+        environ |= variables_of(key)
     fetched, readonly = _fetched(call, placed, key)
     if fetched is None:
         return _run(call, environ | {"PODWATCH_DIRECTORY": directory})
     digest, continuing = fetched.record.digest, bool(placed) and not call.existing
-    files, settings, place = _planned(call, fetched, continuing=continuing)
+    files, settings, pod = _planned(call, fetched, continuing=continuing)
     _show(call, fetched, files, settings)
     if continuing and placed != digest:
         click.echo("the store holds a newer start of this run; this pod continues with the files that are here")
@@ -162,33 +165,33 @@ def _bootstrap(call: Call, environ: dict[str, str]) -> None:
         todo += [] if continuing else [text]
         click.echo(clean(text), err=True)
     if not (call.allows(digest) or (continuing and call.allows(placed))):
-        _refuse(call, digest, todo, files, fetched, place)
+        _refuse(call, digest, todo, files, fetched, pod)
     if todo:
-        _stop(todo, files, fetched, place, code=ExitCode.PERMISSION if readonly else ExitCode.CONFIGURATION)
+        _stop(todo, files, fetched, pod, code=ExitCode.PERMISSION if readonly else ExitCode.CONFIGURATION)
     if call.allows(digest):
-        _write(call, fetched, files, place, continuing=continuing)
+        _write(call, fetched, files, pod, continuing=continuing)
     return _run(call, environ | {"PODWATCH_DIRECTORY": directory if continuing else fetched.record.directory})
 
 
 # -- the store -------------------------------------------------------------------------------------------------------
 
 
-def _fetched(call: Call, placed: str, key: "Credentials | None") -> "tuple[Fetched | None, str]":
+def _fetched(call: Call, placed: str, key: "Access") -> "tuple[StartTexts | None, str]":
     """What the store holds, and why the key can only read. None: the store does not help, and this pod has the files of
     an earlier call that this call allows."""
-    from podwatch.domain.manifest import Keys
-    from podwatch.stores.open_store import open_store, parse_store_url
-    from podwatch.sync.runs.bootstrap import can_write, fetch
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.objects.open import open_objects, parse_url
+    from podwatch.store.runs.start import fetch_start, why_not_writable
 
-    keys = Keys(call.run_id, parse_store_url(call.store).prefix)
+    keys = RunKeys(call.run_id, parse_url(call.store).prefix)
     local = bool(placed) and call.allows(placed)
     patience = KNOWN_PATIENCE_SECONDS if local else PATIENCE_SECONDS if call.unattended else 0.0
-    store = open_store(call.store, key, writer_id="by-hand", connections=1)
+    store = open_objects(call.store, key, connections=1)
     end = time.monotonic() + patience
     try:
         while True:
             try:
-                return fetch(store, keys), can_write(store)
+                return fetch_start(store, keys), why_not_writable(store, keys)
             except RemoteError as error:
                 if error.transient and time.monotonic() < end:
                     click.echo(f"{clean(error)}; podwatch retries in {span(RETRY_SECONDS)}", err=True)
@@ -202,13 +205,11 @@ def _fetched(call: Call, placed: str, key: "Credentials | None") -> "tuple[Fetch
         store.close()
 
 
-def _credentials(call: Call) -> "Credentials | None":
+def _access(call: Call) -> "Access":
     """From DIR/podwatch.env (as `podwatch install` writes it), or the environment."""
-    from podwatch.stores.credentials import credentials_from_environment
+    from podwatch.store.objects.access import access_from
 
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    place = Path(directory) if directory else None
-    return credentials_from_environment(os.environ, call.directory / KEY_FILE, place, call.store)
+    return access_from(call.store, call.environ, call.directory / KEY_FILE)
 
 
 # -- plan ------------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def _placed(call: Call) -> tuple[str, str]:
     """The digest whose files an earlier call wrote here, and the directory that relative paths are resolved against;
     empty if none did, or podwatch.toml is gone."""
     from podwatch.client.trusted_configuration import read_trusted
-    from podwatch.policy.bootstrap import CONFIG_NAME, Placed
+    from podwatch.store.runs.start_record import CONFIG_NAME, Placed
 
     with suppress(OSError, ConfigurationError, IntegrityError):
         if (call.directory / CONFIG_NAME).is_file():
@@ -227,29 +228,31 @@ def _placed(call: Call) -> tuple[str, str]:
     return "", ""
 
 
-def _planned(call: Call, fetched: "Fetched", *, continuing: bool) -> "tuple[list[PlannedFile], Settings | None, Place]":
+def _planned(
+    call: Call, fetched: "StartTexts", *, continuing: bool
+) -> "tuple[list[PlannedFile], Settings | None, BarePod]":
     """The plan, and the settings that the configuration gives; None while it has placeholders and does not load."""
     from dataclasses import replace
 
-    from podwatch.policy.bootstrap import USUAL_ROOTS
-    from podwatch.sync.runs.bootstrap import Place, plan
+    from podwatch.cli.bootstrap_files import BarePod, plan
+    from podwatch.store.runs.start_record import USUAL_ROOTS
 
     roots = dict.fromkeys([str(call.directory), *USUAL_ROOTS, *map(str, call.allow)])
     with suppress(RuntimeError):  # a user without a home
         if Path.home() != Path("/"):
             roots[str(Path.home())] = None
-    place = Place(call.directory, call.copies, tuple(roots))
-    files = plan(fetched, place, call.environ)
+    pod = BarePod(call.directory, call.copies, tuple(roots))
+    files = plan(fetched, pod, call.environ)
     settings = _settings(call, fetched, files[0], continuing=continuing)
     if settings is not None:
         trainer = settings.trainer
         own = (trainer.output_dir, trainer.checkpoint_dir, settings.state_dir)
-        place = replace(place, foreign=tuple(str(path) for path in own if path is not None))
-        files = plan(fetched, place, call.environ)
-    return files, settings, place
+        pod = replace(pod, foreign=tuple(str(path) for path in own if path is not None))
+        files = plan(fetched, pod, call.environ)
+    return files, settings, pod
 
 
-def _settings(call: Call, fetched: "Fetched", config: "PlannedFile", *, continuing: bool) -> "Settings | None":
+def _settings(call: Call, fetched: "StartTexts", config: "PlannedFile", *, continuing: bool) -> "Settings | None":
     from podwatch.cli.job_assumptions import Given
     from podwatch.config.loading import load_text
 
@@ -267,9 +270,9 @@ def _settings(call: Call, fetched: "Fetched", config: "PlannedFile", *, continui
         raise
 
 
-def _problems(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: "Settings | None") -> list[str]:
+def _problems(call: Call, fetched: "StartTexts", files: "list[PlannedFile]", settings: "Settings | None") -> list[str]:
     """What the operator must do before anything starts, a line each."""
-    from podwatch.stores.open_store import parse_store_url
+    from podwatch.store.objects.open import parse_url
 
     found = []
     for file in files:
@@ -287,7 +290,7 @@ def _problems(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settin
         return found
     if settings.run_id != call.run_id:
         found.append(f"podwatch.toml is of run {settings.run_id}: pass --set run_id={call.run_id} or the right name")
-    if not settings.sync.store or parse_store_url(settings.sync.store) != parse_store_url(call.store):
+    if not settings.sync.store or parse_url(settings.sync.store) != parse_url(call.store):
         own = settings.sync.store or "no store"
         found.append(f"podwatch.toml names {own}: bootstrap from that, or pass --set sync.store={call.store}")
     return found + _missing(settings)
@@ -322,7 +325,7 @@ def _missing(settings: "Settings") -> list[str]:
 # -- what the operator sees ------------------------------------------------------------------------------------------
 
 
-def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: "Settings | None") -> None:
+def _show(call: Call, fetched: "StartTexts", files: "list[PlannedFile]", settings: "Settings | None") -> None:
     from podwatch.config.loading import commands
     from podwatch.domain.secrets import scrub, scrub_argv
 
@@ -359,24 +362,24 @@ def _users(settings: "Settings") -> str:
 
 
 def _refuse(
-    call: Call, digest: str, todo: list[str], files: "list[PlannedFile]", fetched: "Fetched", place: "Place"
+    call: Call, digest: str, todo: list[str], files: "list[PlannedFile]", fetched: "StartTexts", pod: "BarePod"
 ) -> NoReturn:
     line = call.again("--digest", digest)
     if call.digest:
         click.echo(f"podwatch: the store holds another start than the digest that you passed ({call.digest})", err=True)
-    click.echo("Nothing was written to its place, and nothing was started. Read the files before you trust them:")
+    click.echo("Nothing was written to its pod, and nothing was started. Read the files before you trust them:")
     click.echo(f"  if this is what shall run here:  {line}")
     if todo:
-        _stop(todo, files, fetched, place, code=ExitCode.PERMISSION)
+        _stop(todo, files, fetched, pod, code=ExitCode.PERMISSION)
     raise click.exceptions.Exit(int(ExitCode.PERMISSION))
 
 
 def _stop(
-    todo: list[str], files: "list[PlannedFile]", fetched: "Fetched", place: "Place", *, code: ExitCode
+    todo: list[str], files: "list[PlannedFile]", fetched: "StartTexts", pod: "BarePod", *, code: ExitCode
 ) -> NoReturn:
-    from podwatch.sync.runs.bootstrap import keep_copies
+    from podwatch.cli.bootstrap_files import keep_copies
 
-    keep_copies(files, fetched, place)
+    keep_copies(files, fetched, pod)
     click.echo(f"podwatch: before training can start here, {len(todo)} to be done:", err=True)
     for line in todo:
         click.echo(f"  - {clean(line)}", err=True)
@@ -386,16 +389,16 @@ def _stop(
 # -- writing, and on to `podwatch run` --------------------------------------------------------------------------------
 
 
-def _write(call: Call, fetched: "Fetched", files: "list[PlannedFile]", place: "Place", *, continuing: bool) -> None:
-    from podwatch.policy.bootstrap import Placed
-    from podwatch.sync.runs.bootstrap import write
+def _write(call: Call, fetched: "StartTexts", files: "list[PlannedFile]", pod: "BarePod", *, continuing: bool) -> None:
+    from podwatch.cli.bootstrap_files import write
+    from podwatch.store.runs.start_record import Placed
     from podwatch.system.files import atomic_write
 
     for file in reversed(files):  # podwatch.toml last: with it the pod counts as bootstrapped
         replace = file.state == "differs" and call.existing == "replace"
         if file.state != "new" and not replace:
             continue
-        moved = write(file, place.roots, replace=replace)
+        moved = write(file, pod.roots, replace=replace)
         click.echo(f"wrote {clean(file.target)}" + (f"; the file that was there is {clean(moved)}" if moved else ""))
     if continuing:
         return
@@ -408,7 +411,7 @@ def _write(call: Call, fetched: "Fetched", files: "list[PlannedFile]", place: "P
 
 def _run(call: Call, environ: dict[str, str]) -> None:
     """Become ``podwatch run``; with --no-start only show it."""
-    from podwatch.policy.bootstrap import CONFIG_NAME
+    from podwatch.store.runs.start_record import CONFIG_NAME
 
     arguments = ["--config", str(call.directory / CONFIG_NAME), "run"]
     for setting in call.settings:

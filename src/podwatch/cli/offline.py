@@ -1,7 +1,7 @@
 """A run without its daemon: settings, journal, checkpoints on disk, and the runs in the store."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,10 +184,10 @@ def credentials(settings: "Settings") -> "Credentials | None":
     ConfigurationError, PermissionDenied."""
     from podwatch.stores.credentials import credentials_for
 
-    return credentials_for(settings, environ={**_service_environment(settings.run_id), **os.environ})
+    return credentials_for(settings, environ={**service_environment(settings.run_id), **os.environ})
 
 
-def _service_environment(run_id: str) -> dict[str, str]:
+def service_environment(run_id: str) -> dict[str, str]:
     """What systemd gives the service of this run from its key file; nothing where none is installed."""
     from podwatch.cli.install_plan import variables_of
     from podwatch.cli.systemd_service import Service
@@ -214,50 +214,20 @@ def store_of_run(settings: "Settings", run_id: str = "") -> "StoreOfRun":
 # -- runs in the store -----------------------------------------------------------------------------------------------
 
 
-class Here:
-    """This pod's state of a run: its pins, and its record of the checkpoints in the store."""
-
-    def __init__(self, journal: "Journal | None", pins: Iterable[int] = ()) -> None:
-        self._journal, self.pins = journal, frozenset(pins)
-
-    def forget(self, step: int, save_id: str) -> None:
-        if self._journal is not None:
-            self._journal.forget_save(step, save_id)
-
-
 @contextmanager
-def state_here(settings: "Settings", run: str) -> Iterator[Here]:
-    """The run's state on this pod, if any, under the run's lock. Busy if a podwatch guards the run here."""
+def pins_here(settings: "Settings", run: str) -> Iterator[frozenset[int]]:
+    """The steps that are pinned on this pod, under the run's lock. Busy if a podwatch guards the run here."""
     from podwatch.daemon.paths_and_run_lock import GUARD_LOCK
-    from podwatch.journal.journal import Journal
     from podwatch.system.files import FileLock
 
     state = settings.state_dir / run
     if not state.is_dir():
-        yield Here(None)
+        yield frozenset()
         return
     with FileLock(state / GUARD_LOCK) as lock:
         assert lock.held
-        journal = Journal.open(state / "journal.sqlite") if (state / "journal.sqlite").exists() else None
-        try:
-            state_of_run = recorded(settings, run)
-            yield Here(journal, () if state_of_run is None else state_of_run.pins)
-        finally:
-            if journal is not None:
-                journal.close()
-
-
-@contextmanager
-def store_and_prefix(settings: "Settings") -> "Iterator[tuple[ObjectStore, str]]":
-    """The configured store, and the prefix of all runs in it."""
-    from podwatch.stores.open_store import parse_store_url
-
-    prefix = parse_store_url(require_store(settings)).prefix
-    store = open_configured_store(settings)
-    try:
-        yield store, prefix
-    finally:
-        store.close()
+        state_of_run = recorded(settings, run)
+        yield frozenset(() if state_of_run is None else state_of_run.pins)
 
 
 def checked_run_id(text: str) -> str:

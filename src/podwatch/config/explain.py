@@ -27,7 +27,6 @@ _SECTION_NOTES = {
     "recovery": "how often to restart, and how long to wait",
     "nodes": "one run on several machines (docs/nodes.md)",
     "end_pod": "a command that ends the rented machine with the run (docs/end-the-pod.md)",
-    "controller": "what `podwatch controller` runs on this machine; the daemon does not use it (docs/controller.md)",
     "resources": "the machine's own limits",
     "evaluation": "a command that evaluates checkpoints (docs/evaluation.md)",
     "training": "warnings about the health of the training itself",

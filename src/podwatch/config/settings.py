@@ -23,7 +23,6 @@ from podwatch.domain.event import Topic
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, REFUSAL_SECONDS
 from podwatch.domain.manifest import DEFAULT_PART_SIZE
 from podwatch.domain.node_from_engine import MOST_NODES
-from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.trainer_log import LogRule
 
@@ -592,40 +591,6 @@ class EndPodSettings(Section):
     tries: int = Field(5, ge=1, description="most runs of the command for one end")
 
 
-class ProviderSettings(Section):
-    """One table of ``[controller.providers]``: a provider command (docs/controller.md)."""
-
-    command: tuple[str, ...] = Field(
-        ..., min_length=1, description="argv, without a shell; list, create or destroy is appended"
-    )
-    env_file: Path | None = Field(None, description="file with the provider's key; mode 0600")
-    timeout: Duration = Field(
-        120.0, gt=0, le=LONGEST_CALL_SECONDS, description="a call is killed after this time: its outcome is unknown"
-    )
-
-
-class ControllerSettings(Section):
-    """``[controller]``: what `podwatch controller` runs on this machine. Its caps are in controller.json in the store
-    (docs/controller.md). The daemon does not use this section."""
-
-    model_config = ConfigDict(json_schema_extra=LIVE)
-
-    providers: dict[str, ProviderSettings] = Field(
-        default_factory=dict,
-        description="a table for each provider, with the keys command, env_file, timeout",
-    )
-    # Half of a heartbeat, and few calls of an API.
-    every: Duration = Field(30.0, ge=5, description="time between two looks with --loop")
-
-    @field_validator("providers")
-    @classmethod
-    def _names(cls, value: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
-        for name in value:
-            if not PROVIDER_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not a name: use letters, digits, - and _")
-        return value
-
-
 def _real_argv(value: object) -> object:
     if isinstance(value, str):
         raise ValueError('must be a list of arguments, for example ["python3", "/root/evaluate.py"]; no shell runs it')
@@ -992,7 +957,6 @@ class Settings(Section):
     recovery: RecoverySettings = RecoverySettings()
     nodes: NodesSettings = NodesSettings()
     end_pod: EndPodSettings = EndPodSettings()
-    controller: ControllerSettings = ControllerSettings()
     resources: ResourceSettings = ResourceSettings()
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),

@@ -173,7 +173,7 @@ def _store(
     exits: Exits,
     choices: Choices,
 ) -> Store:
-    wandb, writer_id = WandbIds(run.layout), run.file.current.writer_id
+    wandb = WandbIds(run.layout)
     refused = no_backup(settings, choices.same_disk_store)
     if settings.nodes.rank:
         return Store(None, None, "", wandb, elsewhere=True)

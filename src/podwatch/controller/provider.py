@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from podwatch.controller.machines import Listing, parse_created, parse_destroyed, parse_listing, plain
 from podwatch.domain.errors import ExitCode, HostError, IntegrityError, PodwatchError
-from podwatch.domain.replacement import Listing, parse_created, parse_destroyed, parse_listing, plain
 from podwatch.domain.secrets import scrub
 
 NO_OFFER = 3

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from podwatch.domain.account_document import AccountTotals, MoneyDocument
 from podwatch.domain.lease import Heartbeat, read_beat
 from podwatch.domain.safe_names import deceives
-from podwatch.policy.run_summary import Texts, difference, pairs, summarize
+from podwatch.store.runs.summary import StartedWith, difference, pairs, summarize
 
 BEAT = Heartbeat(
     outcome="finished",
@@ -63,7 +63,7 @@ def test_no_heartbeat_breaks_it(changes: dict[str, object], inner: object) -> No
 
 
 TEXTS = st.builds(
-    Texts,
+    StartedWith,
     st.lists(st.sampled_from(["uv", "run", "--lr", "1e-5", "3e-5"]), max_size=4).map(tuple),
     st.dictionaries(
         st.sampled_from(["/a/c.toml", "/b/c.toml", "/a/d.py", "/podwatch.toml"]),
@@ -74,7 +74,7 @@ TEXTS = st.builds(
 
 
 @given(TEXTS, TEXTS)
-def test_each_file_is_compared_once_and_equal_runs_do_not_differ(old: Texts, new: Texts) -> None:
+def test_each_file_is_compared_once_and_equal_runs_do_not_differ(old: StartedWith, new: StartedWith) -> None:
     found = pairs(old, new)
     assert sorted(left for left, _ in found if left) == sorted(old.files)
     assert sorted(right for _, right in found if right) == sorted(new.files)
@@ -85,8 +85,12 @@ def test_each_file_is_compared_once_and_equal_runs_do_not_differ(old: Texts, new
 
 
 def test_a_moved_file_is_found_by_its_name_and_no_secret_is_shown() -> None:
-    old = Texts(("rl", "@", "/root/one/c.toml"), {"/root/one/c.toml": "lr = 1\nwandb_api_key = 'aa11bb22cc33dd44ee55'"})
-    new = Texts(("rl", "@", "/root/two/c.toml"), {"/root/two/c.toml": "lr = 2\nwandb_api_key = 'ff66bb22cc33dd44ee55'"})
+    old = StartedWith(
+        ("rl", "@", "/root/one/c.toml"), {"/root/one/c.toml": "lr = 1\nwandb_api_key = 'aa11bb22cc33dd44ee55'"}
+    )
+    new = StartedWith(
+        ("rl", "@", "/root/two/c.toml"), {"/root/two/c.toml": "lr = 2\nwandb_api_key = 'ff66bb22cc33dd44ee55'"}
+    )
     lines = difference("a", old, "b", new)
     assert "--- a: /root/one/c.toml" in lines
     assert "-lr = 1" in lines

@@ -1,12 +1,10 @@
-"""What a bare pod needs to start a run: the pod that trains stores it, scrubbed; ``podwatch bootstrap`` on another pod
-fetches it and writes it where it belongs. Blocks on the disk and on the store.
+"""The files of a run's start on a bare pod: what would be written, where, and what is left to fill; then the writing.
 
-``policy/bootstrap.py`` decides which paths are allowed. Here nothing follows a link below an allowed directory, and
-nothing replaces a file that exists.
+``store/runs/start_record`` decides which paths are allowed. Here nothing follows a link below an allowed directory, and
+nothing replaces a file that exists. Blocks on the disk.
 """
 
 import errno
-import hashlib
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,77 +13,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from podwatch.client.trusted_configuration import read_trusted
-from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
-from podwatch.domain.manifest import Keys
+from podwatch.domain.errors import HostError
 from podwatch.domain.secrets import MASK
-from podwatch.policy.bootstrap import (
+from podwatch.store.objects.access import S3_ID, S3_KEY, S3_TOKEN
+from podwatch.store.runs.start import StartTexts
+from podwatch.store.runs.start_record import (
     CONFIG_NAME,
     FILL,
     MOST_BYTES,
-    OBJECT,
     StartFile,
-    StoredStart,
     filled,
     fits,
     placeable,
     placeholders,
-    read_start,
 )
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.s3_credentials import ACCESS, SECRET, TOKEN
 from podwatch.system.environment_without_secrets import scrubbed_environment
 from podwatch.system.files import atomic_write, read_file, rename_at, sync_descriptor
 from podwatch.system.open_by_descriptor import open_path
 from podwatch.system.pinned_directories import open_regular
 
-# -- on the bare pod -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A start as it is stored. ``texts``: object name -> content, whose digest is verified."""
-
-    record: StoredStart
-    texts: Mapping[str, str]
-
-
-def fetch(store: ObjectStore, keys: Keys) -> Fetched:
-    """RemoteError where the store does not answer; IntegrityError for contents that podwatch would not have written;
-    SaveGone (an IntegrityError) where nothing is stored."""
-    where = f"{keys.artefacts('config')}{OBJECT}"
-    data = store.get_bytes(where, limit=MOST_BYTES)
-    if data is None:
-        raise SaveGone(
-            f"the store holds no start of run {keys.run_id}",
-            where=f"{store.url}: {where}",
-            fix="check the run's name with `podwatch runs list`. A pod that held it for less than two minutes, an older"
-            " podwatch, or one with [sync] artefacts = false stored none: copy podwatch.toml to this pod, then"
-            " `podwatch run`",
-        )
-    record = read_start(data, run_id=keys.run_id)
-    return Fetched(record, {f.object: _content(store, keys, f) for f in (record.config, *record.files)})
-
-
-def _content(store: ObjectStore, keys: Keys, file: StartFile) -> str:
-    key = f"{keys.artefacts('config')}{file.object}"
-    data = store.get_bytes(key, limit=MOST_BYTES)
-    if data is None or len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise IntegrityError(
-            f"{file.path} in the store is {'absent' if data is None else 'not what the record names'}",
-            where=key,
-            fix="copy the file to this pod yourself, or let the pod that trains store it again",
-        )
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise IntegrityError("a file of the start is not UTF-8 text", where=key) from error
-
-
 # -- plan ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenPlaceholder:
     """A placeholder that nothing fills yet. ``file`` is the copy to edit, ``line`` counts from 1."""
 
     file: Path
@@ -104,11 +55,11 @@ class PlannedFile:
     text: str
     state: str
     reason: str = ""
-    open: tuple[Open, ...] = ()
+    open: tuple[OpenPlaceholder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BarePod:
     """Where the files of a start go. ``directory`` holds podwatch.toml, ``copies`` the copies to fill by hand;
     ``roots``: allowed directories; ``foreign``: directories of checkpoints and state."""
 
@@ -118,23 +69,23 @@ class Place:
     foreign: tuple[str, ...] = field(default=())
 
 
-def plan(fetched: Fetched, place: Place, environ: Mapping[str, str]) -> list[PlannedFile]:
+def plan(fetched: StartTexts, pod: BarePod, environ: Mapping[str, str]) -> list[PlannedFile]:
     """What would be written. Reads this pod's files, changes nothing. The configuration comes first."""
     used: dict[str, int] = {}
     record = fetched.record
     return [
-        _planned(source, fetched.texts[source.object], number, place, environ, used)
+        _planned(source, fetched.texts[source.object], number, pod, environ, used)
         for number, source in enumerate((record.config, *record.files))
     ]
 
 
 def _planned(
-    source: StartFile, template: str, number: int, place: Place, environ: Mapping[str, str], used: dict[str, int]
+    source: StartFile, template: str, number: int, pod: BarePod, environ: Mapping[str, str], used: dict[str, int]
 ) -> PlannedFile:
     own = number == 0
-    target = place.directory / CONFIG_NAME if own else Path(source.path)
+    target = pod.directory / CONFIG_NAME if own else Path(source.path)
     holes = placeholders(template, target.name, secret=source.secret, used=used)
-    reason = "" if own else placeable(source.path, place.roots, (*place.foreign, str(place.directory / CONFIG_NAME)))
+    reason = "" if own else placeable(source.path, pod.roots, (*pod.foreign, str(pod.directory / CONFIG_NAME)))
     try:
         there = _read(target)
     except OSError as error:
@@ -143,7 +94,7 @@ def _planned(
         return PlannedFile(source, target, there, "here")
     if reason:
         return PlannedFile(source, target, "", "refused", reason)
-    copy = place.copies / f"{number:02d}-{target.name}"
+    copy = pod.copies / f"{number:02d}-{target.name}"
     edited = _read_own(copy)
     if edited is not None and edited != template and fits(template, edited):
         left = placeholders(edited, target.name, secret=source.secret, used={})
@@ -153,14 +104,14 @@ def _planned(
         kept = _withheld(environ)
         given = {name: value for name, value in environ.items() if name.startswith(FILL) or value not in kept}
         text, reasons = filled(template, holes, given, () if source.secret else kept)
-    open_ = tuple(Open(copy, hole.line, hole.key, reasons[hole.at]) for hole in left if hole.at in reasons)
+    open_ = tuple(OpenPlaceholder(copy, hole.line, hole.key, reasons[hole.at]) for hole in left if hole.at in reasons)
     return PlannedFile(source, target, text, "new" if there is None else "differs", open=open_)
 
 
 def _withheld(environ: Mapping[str, str]) -> frozenset[str]:
     """The values that only podwatch has: the store's key, its own settings. Not those that the operator gave to fill
     in, nor what is too short for a secret."""
-    shown = scrubbed_environment(environ).keys() - {ACCESS, SECRET, TOKEN}
+    shown = scrubbed_environment(environ).keys() - {S3_ID, S3_KEY, S3_TOKEN}
     own = (name for name in environ if name not in shown and not name.startswith(FILL))
     return frozenset(environ[name] for name in own if len(environ[name]) >= 8)
 
@@ -185,12 +136,12 @@ def _read_own(path: Path) -> str | None:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def keep_copies(files: Sequence[PlannedFile], fetched: Fetched, place: Place) -> None:
+def keep_copies(files: Sequence[PlannedFile], fetched: StartTexts, pod: BarePod) -> None:
     """Write the copies in which placeholders can be filled by hand; an edited copy that no longer fits what is stored
     is kept under another name."""
-    place.copies.mkdir(mode=0o700, parents=True, exist_ok=True)
+    pod.copies.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number, file in enumerate(files):
-        copy, template = place.copies / f"{number:02d}-{file.target.name}", fetched.texts[file.source.object]
+        copy, template = pod.copies / f"{number:02d}-{file.target.name}", fetched.texts[file.source.object]
         if not file.open:
             continue
         before = _read_own(copy)
@@ -276,14 +227,3 @@ def _create(directory: int, name: str, data: bytes, mode: int, moved: str | None
             os.unlink(temporary, dir_fd=directory)
         raise
     sync_descriptor(directory)
-
-
-def can_write(store: ObjectStore) -> str:
-    """Why the key cannot guard a run; empty if it can. RemoteError where the store does not answer."""
-    try:
-        store.check()
-    except RemoteError as error:
-        if error.transient:
-            raise
-        return str(error)
-    return ""

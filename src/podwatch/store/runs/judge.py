@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Beat, HolderState
+from podwatch.domain.outcome import Outcome
 from podwatch.domain.snapshot import Desired
-from podwatch.policy.exit_code import Outcome
 
 _RESTS = ("paused", "evaluating")
 _DOWN = ("blocked", "backoff", "gave-up")
@@ -38,9 +38,9 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class RunEvidence:
     """What the store holds of one run. ``claim_age``: seconds since the newest claim. ``pointer_step``: what
-    latest.json names (``pointer``: it names a checkpoint); ``pointer_problem``: why it is not usable."""
+    the newest pointer names (``pointer``: it names a checkpoint); ``pointer_problem``: why it is not usable."""
 
     run_id: str
     beat: Beat | None = None
@@ -61,13 +61,13 @@ class Judgement:
     """One line, without the run's name."""
 
 
-def judge(found: Evidence, limits: Limits) -> Judgement:
+def judge(found: RunEvidence, limits: Limits) -> Judgement:
     """The worst of what is found, in one line."""
     stored = f"step {found.pointer_step} is stored" if found.pointer else "no checkpoint is stored"
     if found.archived:
         return Judgement(Level.OK, f"archived; {stored}")
     if found.pointer_problem:
-        return Judgement(Level.CRITICAL, f"latest.json is not usable: {found.pointer_problem}")
+        return Judgement(Level.CRITICAL, f"the newest checkpoint is not usable: {found.pointer_problem}")
     beat = found.beat
     if beat is None:
         return _without_heartbeat(found, limits, stored)
@@ -80,7 +80,7 @@ def judge(found: Evidence, limits: Limits) -> Judgement:
     return _guarded(found, beat, limits, stored)
 
 
-def _without_heartbeat(found: Evidence, limits: Limits, stored: str) -> Judgement:
+def _without_heartbeat(found: RunEvidence, limits: Limits, stored: str) -> Judgement:
     if found.claim_age is not None and found.claim_age <= limits.dead:
         return Judgement(
             Level.WARNING, f"a pod claimed the run {_span(found.claim_age)} ago; no heartbeat yet; {stored}"
@@ -90,7 +90,7 @@ def _without_heartbeat(found: Evidence, limits: Limits, stored: str) -> Judgemen
     return Judgement(Level.CRITICAL, f"no pod holds the run: there is no heartbeat; {stored}")
 
 
-def _left(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
+def _left(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
     """The last podwatch left the run in order; nothing trains."""
     if beat.said.desired == Desired.FINISHED:
         if beat.said.unstored_step is not None:
@@ -118,7 +118,7 @@ def _stopped(beat: Beat, what: str, stored: str) -> Judgement:
     return Judgement(Level.OK, f"{what}; {stored}")
 
 
-def _dead(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
+def _dead(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
     if found.claim_age is not None and found.claim_age <= limits.dead:
         return Judgement(
             Level.WARNING,
@@ -134,7 +134,7 @@ def _dead(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement
     )
 
 
-def _guarded(found: Evidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
+def _guarded(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
     if not beat.said.state:
         return Judgement(Level.UNKNOWN, f"a pod holds the run, but its heartbeat cannot be read; {stored}")
     down = beat.said.desired == Desired.RUNNING and beat.said.phase in _DOWN

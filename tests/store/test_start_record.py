@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.secrets import MASK
-from podwatch.policy.bootstrap import (
+from podwatch.store.runs.start_record import (
     USUAL_ROOTS,
     LeftOut,
     StartFile,

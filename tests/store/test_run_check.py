@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.lease import Beat, Heartbeat, read_beat
-from podwatch.policy.run_check import Evidence, Judgement, Level, Limits, judge
+from podwatch.store.runs.judge import Judgement, Level, Limits, RunEvidence, judge
 
 LIMITS = Limits()
 WROTE = 1e9
@@ -27,10 +27,10 @@ WELL = changed(
     Beat(Heartbeat(host="pod-1", written_wall=WROTE, step=320)),
     age=20.0, step_age=4.0, state="running", phase="running", desired="running", overall="ok",
 )  # fmt: skip
-RUN = Evidence("r", WELL, claim_age=90_000.0, pointer=True, pointer_step=300)
+RUN = RunEvidence("r", WELL, claim_age=90_000.0, pointer=True, pointer_step=300)
 
 
-def of(run: Evidence = RUN, **fields: object) -> Judgement:
+def of(run: RunEvidence = RUN, **fields: object) -> Judgement:
     assert run.beat is not None
     return judge(replace(run, beat=changed(run.beat, **fields)), LIMITS)  # type: ignore[arg-type]
 
@@ -92,10 +92,10 @@ def test_each_case(beat: dict[str, object], level: Level, text: str) -> None:
 
 
 def test_without_a_heartbeat() -> None:
-    assert judge(Evidence("r"), LIMITS).level is Level.UNKNOWN
-    assert judge(Evidence("r", claim_age=20.0), LIMITS).level is Level.WARNING
-    assert judge(Evidence("r", claim_age=400.0), LIMITS).level is Level.CRITICAL
-    assert judge(Evidence("r", pointer=True, pointer_step=3), LIMITS).level is Level.CRITICAL
+    assert judge(RunEvidence("r"), LIMITS).level is Level.UNKNOWN
+    assert judge(RunEvidence("r", claim_age=20.0), LIMITS).level is Level.WARNING
+    assert judge(RunEvidence("r", claim_age=400.0), LIMITS).level is Level.CRITICAL
+    assert judge(RunEvidence("r", pointer=True, pointer_step=3), LIMITS).level is Level.CRITICAL
 
 
 def test_a_pod_that_takes_over() -> None:
@@ -119,7 +119,7 @@ def test_what_is_not_in_use_is_well() -> None:
 
 def test_a_pointer_that_cannot_be_used_is_critical() -> None:
     found = judge(replace(RUN, pointer_problem="the manifest is not in the store"), LIMITS)
-    assert (found.level, "latest.json is not usable" in found.summary) == (Level.CRITICAL, True)
+    assert (found.level, "the newest checkpoint is not usable" in found.summary) == (Level.CRITICAL, True)
 
 
 beats = st.builds(
@@ -136,7 +136,7 @@ beats = st.builds(
     unstored_age=st.none() | st.floats(0, 1e8),
 )
 runs = st.builds(
-    Evidence,
+    RunEvidence,
     run_id=st.just("r"),
     beat=st.none() | beats,
     claim_age=st.none() | st.floats(0, 1e8),
@@ -147,7 +147,7 @@ runs = st.builds(
 
 
 @given(runs)
-def test_silence_is_never_well(run: Evidence) -> None:
+def test_silence_is_never_well(run: RunEvidence) -> None:
     """Without a fresh heartbeat a run is well only if somebody ended it on purpose."""
     found = judge(run, LIMITS)
     assert found.summary
@@ -158,7 +158,7 @@ def test_silence_is_never_well(run: Evidence) -> None:
 
 
 @given(runs, st.floats(0, 1e8))
-def test_more_silence_is_never_better(run: Evidence, more: float) -> None:
+def test_more_silence_is_never_better(run: RunEvidence, more: float) -> None:
     if run.beat is None or run.beat.said.state in ("preempted", "released", ""):
         return
     if run.beat.said.state == "restarting" and run.beat.said.desired == "finished":

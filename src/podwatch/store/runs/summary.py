@@ -2,26 +2,21 @@
 configurations of two runs differ. Data from a store is never trusted: what is not what it should be is left out."""
 
 import posixpath
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from podwatch.domain.account_document import AccountTotals
-from podwatch.domain.document import of
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
 from podwatch.domain.lease import Heartbeat
 from podwatch.domain.secrets import scrub
-from podwatch.policy.run_cost import RunCost
 
 CONTEXT_LINES: Final = 3
-LONGEST: Final = 300
 ENDED: Final = frozenset({"finished", "stopped", "gave-up", "failed", "refused", "blocked", "bad-host"})
 """Outcomes after which the run does not continue on its own. One that was preempted continues elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RunSummary:
     """One run, by its last heartbeat. Times are epoch seconds; None is unknown."""
 
     run_id: str
@@ -54,32 +49,19 @@ class Summary:
         return self.ended_wall - self.started_wall
 
 
-def totals_of(account: AccountTotals | None) -> RunCost | None:
-    """The totals in a heartbeat's account; None without their times."""
-    if account is None or account.since is None:
-        return None
-    return of(
-        RunCost,
-        account,
-        since=account.since,
-        seconds=account.total_seconds,
-        so_far=account.money.so_far,
-        lost=account.money.lost,
-        currency=account.money.currency[:8],
-    )
-
-
-def summarize(run_id: str, said: Heartbeat, *, began_wall: float | None, written_wall: float | None) -> Summary:
+def summarize(run_id: str, said: Heartbeat, *, began_wall: float | None, written_wall: float | None) -> RunSummary:
     """``said``: the heartbeat. ``began_wall``: the oldest time that the store shows; ``written_wall``: when
     the heartbeat was written, by the store's clock."""
-    account, totals = said.account, totals_of(said.account)
+    account = said.account
     since = None if account is None else account.since
+    counted = None if since is None else account  # figures without their times are no totals
+    money = None if counted is None else counted.money
     written, last = said.written_wall, said.step_wall
     behind = None if written is None or last is None else max(0.0, written - last)
     ended = written_wall if written_wall is None or behind is None else written_wall - behind
     begins = [at for at in (began_wall, since) if at is not None]
     step, stored = said.step, said.last_stored_step
-    return Summary(
+    return RunSummary(
         run_id,
         outcome=said.outcome,
         reason=said.reason,
@@ -90,12 +72,12 @@ def summarize(run_id: str, said: Heartbeat, *, began_wall: float | None, written
         step=stored if step is None else step,  # the last start made none: the run has at least what is stored
         target=said.target,
         goodput=None if account is None else account.goodput_ratio,
-        failures=None if totals is None else totals.failures,
-        lost_seconds=None if totals is None else totals.lost_seconds,
-        steps_lost=None if totals is None else totals.steps_lost,
-        cost=None if totals is None else totals.so_far,
-        cost_lost=None if totals is None else totals.lost,
-        currency="" if totals is None else totals.currency,
+        failures=None if counted is None else counted.failures,
+        lost_seconds=None if counted is None else counted.lost_seconds,
+        steps_lost=None if counted is None else counted.steps_lost,
+        cost=None if money is None else money.so_far,
+        cost_lost=None if money is None else money.lost,
+        currency="" if money is None else money.currency[:8],
         best=said.best_result,
     )
 
@@ -104,7 +86,7 @@ def summarize(run_id: str, said: Heartbeat, *, began_wall: float | None, written
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class StartedWith:
     """What a run was started with, as the store holds it: scrubbed. ``files``: path on the pod -> text.
     ``problems``: what is not stored or not usable."""
 
@@ -114,7 +96,7 @@ class Texts:
     problems: tuple[str, ...] = ()
 
 
-def pairs(old: Texts, new: Texts) -> list[tuple[str, str]]:
+def pairs(old: StartedWith, new: StartedWith) -> list[tuple[str, str]]:
     """Paths of the files that belong together: the same path, else the only one with the same name. An empty path: the
     other run has no such file."""
     left = {path for path in new.files if path not in old.files}
@@ -134,7 +116,7 @@ def pairs(old: Texts, new: Texts) -> list[tuple[str, str]]:
     return [*found, *(("", path) for path in sorted(left))]
 
 
-def difference(a: str, old: Texts, b: str, new: Texts) -> list[str]:
+def difference(a: str, old: StartedWith, b: str, new: StartedWith) -> list[str]:
     """A unified diff of commands, files and settings, each line without its line end; empty if they do not differ.
     ``a``, ``b``: the runs' names."""
     lines = _diff(f"{a}: command", list(old.command), f"{b}: command", list(new.command))
@@ -155,7 +137,3 @@ def _diff(name: str, old: list[str], other: str, new: list[str]) -> list[str]:
     import difflib
 
     return list(difflib.unified_diff(old, new, name, other, n=CONTEXT_LINES, lineterm=""))
-
-
-def command_line(texts: Texts) -> str:
-    return shlex.join(texts.command)
