@@ -206,7 +206,7 @@ def store_of_run(settings: "Settings", run_id: str = "") -> "StoreOfRun":
     from podwatch.store.objects.open import parse_url
     from podwatch.store.restore.restore import StoreOfRun
 
-    url, service = require_store(settings), _service_environment(settings.run_id)
+    url, service = require_store(settings), service_environment(settings.run_id)
     keys = RunKeys(run_id or settings.run_id, parse_url(url).prefix)
     return StoreOfRun(url, keys, lambda: access_for(settings, {**service, **os.environ}), settings.sync.connections)
 
