@@ -157,9 +157,9 @@ def _unseen(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | Non
             )
             return _alert(what, ExitCode.UNAVAILABLE)
     for machine in machines:
-        found = facts.lists.get(machine.provider)
-        if machine.is_open and isinstance(found, Listing) and machine.account not in ("", found.account):
-            what = f"{machine.provider} answers for account {found.account}, not {machine.account}"
+        listing = facts.lists.get(machine.provider)
+        if machine.is_open and isinstance(listing, Listing) and machine.account not in ("", listing.account):
+            what = f"{machine.provider} answers for account {listing.account}, not {machine.account}"
             return _alert(f"Nothing is created: {what}. Use the right key.", ExitCode.CONFIGURATION)
     return None
 
