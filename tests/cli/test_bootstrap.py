@@ -89,9 +89,7 @@ class Pods:
         """Somebody who can write the bucket changes the first file of the record."""
         document = json.loads(self.record().read_text())
         document["files"][0] |= changes
-        DirectoryObjects(self.store_dir).put(
-            f"{self.keys.evidence('config')}{OBJECT}", json.dumps(document).encode()
-        )
+        DirectoryObjects(self.store_dir).put(f"{self.keys.evidence('config')}{OBJECT}", json.dumps(document).encode())
 
     def untouched(self) -> bool:
         return not (self.etc / "podwatch.toml").exists() and not self.config.exists()

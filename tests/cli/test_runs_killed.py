@@ -17,6 +17,7 @@ from tests.support.stored_runs import past_run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 """Seconds: each kill is a process of its own, and the gate runs others beside it."""
 
+
 @pytest.fixture
 def bucket(tmp_path):
     with B2Server(tmp_path / "b2") as server:

@@ -76,6 +76,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
+        self.path.mkdir(exist_ok=True)
         values = {
             "max_price_per_hour": 2.0, "max_spend_per_day": 100.0, "max_spend_total": 1000.0, "max_machines_per_day": 50,
             **self.caps,
@@ -189,7 +190,7 @@ class World:
         if self.finished:
             self.beat(machine.id, machine, desired="finished", outcome="finished", state="released", step=machine.step)
         elif ordered:
-            self.beat(machine.id, machine, state="released", desired="stopped", step=machine.step)
+            self.beat(machine.id, machine, state="released", step=machine.step)
         else:
             self.beat(machine.id, machine, step=machine.step)
 

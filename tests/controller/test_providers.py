@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.controller.provider import OutcomeUnknown, ProviderCommand, ProviderError
 from podwatch.controller.machines import Listing
+from podwatch.controller.provider import OutcomeUnknown, ProviderCommand, ProviderError
 from podwatch.system import procfs
 from tests.support import provider_commands
 from tests.support.pod import LIMITS

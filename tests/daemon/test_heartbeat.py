@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from podwatch.policy.run_check import Evidence, Limits, judge
 
 from podwatch.daemon.status_view import heartbeat
 from podwatch.detection.learned import Learned
@@ -14,7 +15,6 @@ from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.lease import Beat, Claim, HandedOverSaves, Heartbeat, HolderState, Pod, read_beat
 from podwatch.domain.snapshot import Desired
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
-from podwatch.policy.run_check import Evidence, Limits, judge
 from podwatch.recovery.state import Phase
 from podwatch.reporting.daemon_view import DaemonView
 from tests.reporting import views

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from podwatch.policy.bootstrap import LeftOut, StartFile, StoredStart
 
 from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
+from podwatch.controller.records import Bill, ControllerRecords, MachineRecord
+from podwatch.controller.run_view import ControllerClaim
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.document import Document
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
@@ -25,12 +28,10 @@ from podwatch.domain.lease import (
 )
 from podwatch.domain.manifest import Manifest, ManifestFile, ManifestSymlink, Pointer, Proof
 from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
-from podwatch.domain.replacement import Billed, Record, Rules
 from podwatch.domain.status_document import Status
-from podwatch.policy.bootstrap import LeftOut, StartFile, StoredStart
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.status import build_status
-from podwatch.sync.runs.archive import ArchivedSave, ArchiveRecord
+from podwatch.store.runs.archive_record import ArchiveRecord
 from tests.reporting import views
 
 HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "a" * 40, Instance("slurm", "7", "0", "n1", "label")
@@ -58,10 +59,10 @@ SAMPLES: list[Document] = [
         1, "p1", "attempt", "pod-1", 3, 9, "running", 40, 1.5, NodeFailure("exit", "text", "command", "line", True),
         True, GangEnd("gave-up", "why", "machine", 1, HOST, True), True, True, HOST, run_id="run",
     ),
-    ArchiveRecord("run", "latest", 3, 7, 1.0, "pod-1", (ArchivedSave(40, "save"),)),
+    ArchiveRecord("run", "latest", 1.0, "pod-1"),
     StoredStart("run", "/app", FILE, (FILE,), (LeftOut("/x", "large"),), {"a": "b"}, "podwatch"),
-    Rules(("vast",), 1.0, 2.0, 3.0, reason="why"),
-    Record(3, "vast", 2.0, 1.0, "me", billed=(Billed("vast", "m1", 1.0, 2.0, 3.0, 4.0),), label="l", run_id="run"),
+    ControllerClaim("run", "controller", "host", 3, 1.0),
+    ControllerRecords("run", "tag", "controller", 1.0, (MachineRecord(3, "vast", 2.0, 1.0, bills=(Bill("vast", "m", 1.0, 2.0),)),)),
     Status.from_json(build_status(views.after_recovery())),
     StoreIntent(40, "save", "old", ("/a",), ("/b",)),
     RemovalIntent("stored-set", 40, "old", (PathToRemove("/a", 2**64 - 1, 1, 5),)),

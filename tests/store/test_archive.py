@@ -88,7 +88,10 @@ def test_only_the_newest_stays(world: World) -> None:
 
 
 def test_milestones_pins_and_what_was_superseded_today_stay(world: World) -> None:
-    assert {v.save.step for v in world.archiver.look(ArchiveKeep.MILESTONES, keep_every=2).retention.deleted} == {10, 30}
+    assert {v.save.step for v in world.archiver.look(ArchiveKeep.MILESTONES, keep_every=2).retention.deleted} == {
+        10,
+        30,
+    }
     assert {v.save.step for v in world.archiver.look(ArchiveKeep.LATEST, keep_every=2, pins={20}).retention.deleted} == {
         10, 30,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.lease import Beat, Heartbeat, read_beat
-from podwatch.store.runs.judge import RunEvidence, Judgement, Level, Limits, judge
+from podwatch.store.runs.judge import Judgement, Level, Limits, RunEvidence, judge
 
 LIMITS = Limits()
 WROTE = 1e9

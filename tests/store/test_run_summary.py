@@ -85,8 +85,12 @@ def test_each_file_is_compared_once_and_equal_runs_do_not_differ(old: StartedWit
 
 
 def test_a_moved_file_is_found_by_its_name_and_no_secret_is_shown() -> None:
-    old = StartedWith(("rl", "@", "/root/one/c.toml"), {"/root/one/c.toml": "lr = 1\nwandb_api_key = 'aa11bb22cc33dd44ee55'"})
-    new = StartedWith(("rl", "@", "/root/two/c.toml"), {"/root/two/c.toml": "lr = 2\nwandb_api_key = 'ff66bb22cc33dd44ee55'"})
+    old = StartedWith(
+        ("rl", "@", "/root/one/c.toml"), {"/root/one/c.toml": "lr = 1\nwandb_api_key = 'aa11bb22cc33dd44ee55'"}
+    )
+    new = StartedWith(
+        ("rl", "@", "/root/two/c.toml"), {"/root/two/c.toml": "lr = 2\nwandb_api_key = 'ff66bb22cc33dd44ee55'"}
+    )
     lines = difference("a", old, "b", new)
     assert "--- a: /root/one/c.toml" in lines
     assert "-lr = 1" in lines

@@ -20,7 +20,10 @@ from podwatch.cli.root import cli
 from podwatch.client.find_daemon import Endpoint
 from podwatch.config import settings
 from podwatch.config.setting_names import OPERATIONAL, OPERATIONAL_PREFIXES, walk
-from podwatch.domain import event, finding, lease, manifest, process, replacement, snapshot
+from podwatch.controller import machines
+from podwatch.controller.decide import Action
+from podwatch.controller.run_view import ControllerClaim
+from podwatch.domain import event, finding, lease, manifest, process, snapshot
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect, verdict_document
 from podwatch.domain.engine_and_attempt import Instance
@@ -31,11 +34,10 @@ from podwatch.hooks import hook_runner
 from podwatch.incidents import bundle
 from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
-from podwatch.policy.replacement import Action
 from podwatch.recovery.state import Phase
 from podwatch.reporting import deliver_notices
 from podwatch.reporting import metrics as exposition
-from podwatch.sync.runs import archive
+from podwatch.store.runs.archive_record import ArchiveRecord
 from tests.support.contract import ROOT, schemas
 from tests.support.json_paths import example_paths, paths_of, schema_paths
 
@@ -68,8 +70,7 @@ def _parameter(parameter: click.Parameter) -> str:
 
 
 def setting_names() -> list[str]:
-    """Every key of the configuration, dotted: ``hooks[].name`` for a list of tables, ``controller.providers.*.command``
-    for tables with names that the user chooses."""
+    """Every key of the configuration, dotted: ``hooks[].name`` for a list of tables."""
     tables = {
         "log_rules": ("log_rules[]", settings.LogRuleSettings),
         "hooks": ("hooks[]", settings.HookSettings),
@@ -81,7 +82,7 @@ def setting_names() -> list[str]:
             prefix, model = tables[key]
             found += [f"{prefix}.{name}" for name, _ in walk(model)]
         else:
-            found.append(key.replace("controller.providers.", "controller.providers.*."))
+            found.append(key)
     return found
 
 
@@ -132,7 +133,7 @@ def enums() -> dict[str, list[str]]:
         "notice topic": event.Topic,
         "notice change": event.Change,
         "controller action": Action,
-        "rented machine": replacement.RentedState,
+        "rented machine": machines.RentedState,
     }
     words = {name: _values(kind) for name, kind in found.items()}
     words["layout"] = list(settings.LAYOUTS)
@@ -223,10 +224,10 @@ def stored_documents() -> dict[str, set[str]]:
     }
     found = {name: paths_of(json.loads(data), {"wandb.*"}) for name, data in written.items()}
     found["verdict"] |= paths_of({"last": {"instance": asdict(pod.instance)}})
-    rules = {name for name in replacement.Rules.__slots__ if name != "digest"}
-    archived = archive.ArchiveRecord("run", "all", 1, 1, 1.0, "host", (archive.ArchivedSave(1, "save"),)).to_bytes()
-    found["archive"] = paths_of(json.loads(archived))
-    return {**found, "control": set(lease.Control().to_json()), "controller rules": rules}
+    archived = ArchiveRecord("run", "latest", 1.0, "host").to_bytes()
+    claimed = ControllerClaim("run", "controller", "host", 1, 1.0).to_bytes()
+    found["archive"], found["controller claim"] = paths_of(json.loads(archived)), paths_of(json.loads(claimed))
+    return {**found, "control": set(lease.Control().to_json())}
 
 
 def piped_documents() -> dict[str, set[str]]:

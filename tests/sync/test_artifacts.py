@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from podwatch.policy.bootstrap import read_start
+from podwatch.sync.runs.bootstrap import Start, start_artefacts
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import MASK, register
-from podwatch.policy.bootstrap import read_start
 from podwatch.sensors.log_tail import Sources
 from podwatch.stores.base import ObjectStore
-from podwatch.sync.runs.bootstrap import Start, start_artefacts
 from podwatch.sync.upload import artifacts
 from podwatch.sync.upload.artifacts import (
     MOST_LOGS,

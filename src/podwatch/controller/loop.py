@@ -138,7 +138,13 @@ class Controller:
         except PodwatchError as error:
             self._failed[decision.provider, decision.id] = self.clock.boottime()
             return Look(decision, f"failed: {error}", ExitCode.UNAVAILABLE, AGAIN_SECONDS, again=True)
+        machine = next(one for one in self.records.machines if one.number == decision.number)
+        self._change(replace(machine, bills=tuple(self._confirmed(bill, decision) for bill in machine.bills)))
         return Look(decision, "destroyed", next_look=AGAIN_SECONDS, again=True)
+
+    def _confirmed(self, bill: Bill, decision: Decision) -> Bill:
+        same = (bill.provider, bill.id) == (decision.provider, decision.id)
+        return replace(bill, destroyed=self.records.newest_at) if same else bill
 
     def _create(self, decision: Decision) -> Look:
         began = self.clock.boottime()

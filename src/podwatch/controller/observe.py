@@ -2,7 +2,8 @@
 end. Pure; ``decide`` acts by it.
 
 The provider's list, by our label, says which machines exist. A machine that a list lacks costs on until valid lists of
-the same account have lacked it for ``APPEAR_SECONDS``, and until no heartbeat comes from it.
+the same account have lacked it for ``APPEAR_SECONDS``, and until no heartbeat comes from it; one whose destruction the
+provider has confirmed, until the next list lacks it.
 """
 
 from collections.abc import Mapping
@@ -130,7 +131,8 @@ def _billed(bill: Bill, one: Rented | None, machine: MachineRecord, facts: Facts
         return bill
     since = bill.missing if bill.missing is not None else facts.now
     new = bill.seen is None and facts.now - machine.requested_at < APPEAR_SECONDS + LONGEST_CALL_SECONDS
-    if new or facts.now - since < APPEAR_SECONDS or _sends(bill, machine, facts):
+    confirmed = bill.destroyed is not None
+    if not confirmed and (new or facts.now - since < APPEAR_SECONDS or _sends(bill, machine, facts)):
         return replace(bill, missing=since)
     return replace(bill, missing=since, until=facts.now)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from podwatch.domain.replacement import parse_rules
 
 yaml = pytest.importorskip("yaml", reason="needs the validators: make test-engines")

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from podwatch.sync.runs.bootstrap import start_artefacts
 
 from podwatch.config.loading import load_text
 from podwatch.daemon.store_jobs import start_of
 from podwatch.domain.manifest import Keys
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import open_store
-from podwatch.sync.runs.bootstrap import start_artefacts
 from tests.suites.systemd.machine import MISSING, REPO, Machine, booted
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 
