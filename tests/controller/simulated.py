@@ -78,8 +78,8 @@ class World:
         self.dice = random.Random(self.seed)
         self.path.mkdir(exist_ok=True)
         values = {
-            "max_price_per_hour": 2.0, "max_spend_per_day": 100.0, "max_spend_total": 1000.0, "max_machines_per_day": 50,
-            **self.caps,
+            "max_price_per_hour": 2.0, "max_spend_per_day": 100.0, "max_spend_total": 1000.0,
+            "max_machines_per_day": 50, **self.caps,
         }  # fmt: skip
         provider = ProviderConfiguration(command=("x",))
         self.configuration = ControllerConfiguration(

@@ -35,6 +35,7 @@ from podwatch.store.runs.archive_record import ArchiveRecord
 from tests.reporting import views
 
 HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "a" * 40, Instance("slurm", "7", "0", "n1", "label")
+MACHINE = MachineRecord(3, "vast", 2.0, 1.0, bills=(Bill("vast", "m", 1.0, 2.0),))
 FILE = StartFile("/root/a.toml", "aa-a.toml", "a" * 64, 3, "0755", True)
 SAMPLES: list[Document] = [
     Manifest(
@@ -62,7 +63,7 @@ SAMPLES: list[Document] = [
     ArchiveRecord("run", "latest", 1.0, "pod-1"),
     StoredStart("run", "/app", FILE, (FILE,), (LeftOut("/x", "large"),), {"a": "b"}, "podwatch"),
     ControllerClaim("run", "controller", "host", 3, 1.0),
-    ControllerRecords("run", "tag", "controller", 1.0, (MachineRecord(3, "vast", 2.0, 1.0, bills=(Bill("vast", "m", 1.0, 2.0),)),)),
+    ControllerRecords("run", "tag", "controller", 1.0, (MACHINE,)),
     Status.from_json(build_status(views.after_recovery())),
     StoreIntent(40, "save", "old", ("/a",), ("/b",)),
     RemovalIntent("stored-set", 40, "old", (PathToRemove("/a", 2**64 - 1, 1, 5),)),

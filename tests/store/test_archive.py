@@ -88,13 +88,9 @@ def test_only_the_newest_stays(world: World) -> None:
 
 
 def test_milestones_pins_and_what_was_superseded_today_stay(world: World) -> None:
-    assert {v.save.step for v in world.archiver.look(ArchiveKeep.MILESTONES, keep_every=2).retention.deleted} == {
-        10,
-        30,
-    }
-    assert {v.save.step for v in world.archiver.look(ArchiveKeep.LATEST, keep_every=2, pins={20}).retention.deleted} == {
-        10, 30,
-    }  # fmt: skip
+    for keep, pins in ((ArchiveKeep.MILESTONES, set[int]()), (ArchiveKeep.LATEST, {20})):
+        plan = world.archiver.look(keep, keep_every=2, pins=pins)
+        assert {verdict.save.step for verdict in plan.retention.deleted} == {10, 30}
     world.store.put(KEYS.save(30, "save30") + "pinned", b"")
     world.archive()
     assert world.steps() == [30, 40]

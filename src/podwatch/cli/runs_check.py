@@ -69,7 +69,8 @@ def check(
     """Judge a run by its heartbeat, its claims and its newest checkpoint in the store, one line each; without
     RUN the configured run, or with --store every run. Ages are by the store's clock. Works without a daemon, from a
     laptop, cron or CI, with the key in B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY. Exit: 0 ok, 1 warning (no new
-    step, upload behind), 2 dead, down, ended without its final checkpoint, or held by no pod, 3 unknown (no answer from the store)."""
+    step, upload behind), 2 dead, down, ended without its final checkpoint, or held by no pod, 3 unknown (no answer from
+    the store)."""
     from podwatch.store.runs.judge import Level, Limits
 
     if watch and as_json:

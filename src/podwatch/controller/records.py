@@ -18,8 +18,8 @@ LARGEST = 16 << 20
 @dataclass(frozen=True, slots=True)
 class Bill:
     """One machine, as long as it costs money. ``since``, ``until`` (None: it still costs), ``seen`` (last time in a
-    list; None: not yet), ``missing`` (since when valid lists lack it) and ``destroyed`` (when the provider confirmed it):
-    epoch seconds."""
+    list; None: not yet), ``missing`` (since when valid lists lack it) and ``destroyed`` (when the provider confirmed
+    it): epoch seconds."""
 
     provider: Label
     id: Label

@@ -163,13 +163,16 @@ def _controller(
     (directory / "runpod.env").write_text("".join(f"{name}={value}\n" for name, value in own.items()))
     (directory / "runpod.env").chmod(0o600)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PODWATCH_")}
-    quick = {} if LONG else {"QUICK_DEAD": str(DEAD_SECONDS)}
+    (directory / "controller.toml").write_text(
+        f'run_id = "{RUN}"\nstore = "b2://{BUCKET}"\nrecords = "{directory}/records.json"\nmax_price_per_hour = 2.5\n'
+        f'max_spend_per_day = 40\nmax_spend_total = 300\n[providers.runpod]\nenv_file = "{directory}/runpod.env"\n'
+        f'command = ["{sys.executable}", "{REPO}/examples/providers/runpod.py"]\n'
+    )
+    (directory / "controller.toml").chmod(0o600)
     with (directory / "controller.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.quick_controller", "controller", f"b2://{BUCKET}", RUN, "--loop",
-             "--provider", f"runpod={sys.executable} {REPO}/examples/providers/runpod.py",
-             "--env-file", str(directory / "runpod.env")],
-            cwd=REPO, env={**plain, **key, **quick}, stdout=log, stderr=log,
+            [sys.executable, "-m", "podwatch", "-c", str(directory / "controller.toml"), "controller", "--loop"],
+            cwd=REPO, env={**plain, **key}, stdout=log, stderr=log,
         )  # fmt: skip
     stack.callback(process.wait)
     stack.callback(process.kill)
