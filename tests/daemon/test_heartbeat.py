@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from podwatch.policy.run_check import Evidence, Limits, judge
 
 from podwatch.daemon.status_view import heartbeat
 from podwatch.detection.learned import Learned
@@ -17,6 +16,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 from podwatch.recovery.state import Phase
 from podwatch.reporting.daemon_view import DaemonView
+from podwatch.store.runs.judge import Limits, RunEvidence, judge
 from tests.reporting import views
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/heartbeat.schema.json").read_text())
@@ -94,10 +94,10 @@ def test_runs_check_names_the_job_and_the_outcome() -> None:
     read = document(ended(Phase.GAVE_UP, Desired.RUNNING), HolderState.RELEASED)
     beat = Beat(Heartbeat.from_json(read), age=30.0)
     assert (beat.said.outcome, beat.said.instance) == ("gave-up", POD.instance)
-    line = judge(Evidence("run", beat=beat), Limits()).summary
+    line = judge(RunEvidence("run", beat=beat), Limits()).summary
     assert "pod pod-1 (slurm 77, attempt 2) gave up 30 s ago" in line
     old = Beat(Heartbeat(state="released", host="pod-9"), age=30.0)
-    assert "pod pod-9 gave up or ended without training" in judge(Evidence("run", beat=old), Limits()).summary
+    assert "pod pod-9 gave up or ended without training" in judge(RunEvidence("run", beat=old), Limits()).summary
 
 
 def test_the_saves_that_the_next_pod_takes_over() -> None:

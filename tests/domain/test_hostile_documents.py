@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from podwatch.policy.bootstrap import LeftOut, StartFile, StoredStart
 
 from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
 from podwatch.controller.records import Bill, ControllerRecords, MachineRecord
@@ -32,6 +31,7 @@ from podwatch.domain.status_document import Status
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.status import build_status
 from podwatch.store.runs.archive_record import ArchiveRecord
+from podwatch.store.runs.start_record import LeftOut, StartFile, StoredStart
 from tests.reporting import views
 
 HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "a" * 40, Instance("slurm", "7", "0", "n1", "label")

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from podwatch.policy.bootstrap import read_start
-from podwatch.sync.runs.bootstrap import Start, start_artefacts
 
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import MASK, register
 from podwatch.sensors.log_tail import Sources
+from podwatch.store.runs.start import RunStart, start_evidence
+from podwatch.store.runs.start_record import read_start
 from podwatch.stores.base import ObjectStore
 from podwatch.sync.upload import artifacts
 from podwatch.sync.upload.artifacts import (
@@ -67,7 +67,8 @@ class PodSources:
         return self.pod.holds
 
     def start(self) -> list[Artefact]:
-        return start_artefacts(self.pod.start) if self.pod.start is not None else []
+        found = start_evidence(self.pod.start) if self.pod.start is not None else []
+        return [Artefact(one.kind, one.name, one.data, one.fixed) for one in found]
 
     def learn_secrets(self) -> None:
         register(*self.pod.secrets)
@@ -89,7 +90,7 @@ class Pod:
     later: float = 0.0
     paths: list[str] = field(default_factory=list)
     delete: bool = True
-    start: Start | None = None
+    start: RunStart | None = None
     holds: bool = True
     told: list[str] = field(default_factory=list)
 
@@ -270,9 +271,9 @@ async def test_swept_by_its_own_rules(world: World, monkeypatch: pytest.MonkeyPa
     store.close()
 
 
-def start_of_pod(pod: Pod, **more: object) -> Start:
+def start_of_pod(pod: Pod, **more: object) -> RunStart:
     text = f'run_id = "r"\nkey = "{SECRET}"\n'
-    return Start("r", text, "/etc/podwatch/podwatch.toml", "/app", tuple(pod.paths), **more)  # type: ignore[arg-type]
+    return RunStart("r", text, "/etc/podwatch/podwatch.toml", "/app", tuple(pod.paths), **more)  # type: ignore[arg-type]
 
 
 async def test_the_start_is_stored_scrubbed_and_its_record_names_each_object(world: World) -> None:
