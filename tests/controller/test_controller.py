@@ -333,6 +333,18 @@ def test_two_that_start_together_request_one_machine(world: World, tmp_path: Pat
     assert world.requests + second.requests == 1
 
 
+def test_a_request_needs_a_claim_that_is_decided_and_still_its_own(world: World) -> None:
+    view = world.controller.view
+    view.look(number=0, claims=True)
+    assert not view.confirm(1), "another's claim can be on its way"
+    world.now += 200.0
+    view.look(number=0, claims=True)
+    assert view.confirm(1)
+    other = ControllerClaim("run", "other", "elsewhere", 0, world.wall())
+    world.store.put(KEYS.evidence("config") + ControllerClaim.FILE, other.to_bytes())
+    assert not view.confirm(2)
+
+
 def test_a_controller_that_ended_is_followed_by_another(world: World, tmp_path: Path) -> None:
     world.look()
     second = World(tmp_path / "second", store=world.store, now=world.now)
