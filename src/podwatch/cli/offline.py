@@ -135,12 +135,11 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
         else held_back_findings.recalled_spans(journal.learned(held_back_findings.TWO_WRITERS_KEY))
     )
     if journal is not None:
-        fetched = frozenset((p.step, p.save_id) for p in journal.published() if p.restored)
         known = StepEvidence.kept(journal.learned(held_back_findings.IMPLAUSIBLE_KEY)) or StepEvidence()
         target = settings.trainer.max_steps
         with suppress(PodwatchError, OSError):
             target = target or layout.target_step(settings.trainer.command)
-        held.explain(replace(known, target=target, believed=known.believed | fetched))
+        held.explain(replace(known, target=target))
     try:
         run = recorded(settings)
     except PodwatchError as error:

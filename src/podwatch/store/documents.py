@@ -25,8 +25,7 @@ from podwatch.domain.document import (
     Texts,
     Whole,
 )
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
-from podwatch.domain.safe_links import check_links
+from podwatch.domain.safe_links import PlacedLink, check_links
 from podwatch.store.keys import SAVE_DOCUMENTS, Piece, pieces
 
 Digest = Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
@@ -279,8 +278,7 @@ def _check_names(objects: Sequence[str], links: Iterable[SavedLink]) -> None:
 def _check_targets(files: Iterable[SavedFile], links: Sequence[SavedLink]) -> None:
     """Raises IntegrityError (a ValueError to a reader of documents) unless every link stays in its part."""
     if links:
-        places = [ManifestFile(f.name, f.part, f.size, 0, 0, "", "", ()) for f in files]
-        check_links(places, [ManifestSymlink(link.name, link.part, link.target) for link in links])
+        check_links([f.name for f in files], [PlacedLink(link.name, link.part, link.target) for link in links])
 
 
 def manifest_hash(data: bytes) -> str:
