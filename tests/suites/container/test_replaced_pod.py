@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.open_store import open_store
+
 from tests.suites.container.images import MISSING, REPO, own_root
 from tests.suites.container.test_bare_pod import (
     ENV_FILE,
