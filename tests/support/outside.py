@@ -39,6 +39,7 @@ from podwatch.reporting import deliver_notices
 from podwatch.reporting import metrics as exposition
 from podwatch.store import documents as stored
 from podwatch.store.runs.archive_record import ArchiveRecord
+from podwatch.store.verify import Proof
 from tests.support.contract import ROOT, schemas
 from tests.support.json_paths import example_paths, paths_of, schema_paths
 
@@ -130,7 +131,7 @@ def enums() -> dict[str, list[str]]:
         "heartbeat state": lease.HolderState,
         "outcome": Outcome,
         "blame": Blame,
-        "proof": manifest.Proof,
+        "proof": Proof,
         "notice topic": event.Topic,
         "notice change": event.Change,
         "controller action": Action,
