@@ -204,7 +204,7 @@ def test_ownership_is_confirmed_before_each_save(world: World) -> None:
 
 
 def test_what_takes_longer_than_a_confirmation_is_confirmed_again(world: World) -> None:
-    lease = slow(world, 99, 11.0)
+    lease = slow(world, 99, 7.0)
     world.carry_out()
     assert (world.names(1, "s1"), world.names(2, "s2")) == ([], [])
     assert lease.asked > 3
