@@ -148,11 +148,11 @@ class Memory:
 
 def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, float]:
     """Seconds, and the child's peak in MiB."""
+    from podwatch.domain.manifest import ManifestFile
+    from podwatch.stores.credentials import Credentials
     from podwatch.sync.restore.child_job import FetchJob
     from podwatch.sync.restore.start_child import FetchProcess
 
-    from podwatch.domain.manifest import ManifestFile
-    from podwatch.stores.credentials import Credentials
     from podwatch.system.pinned_directories import PinnedTree
 
     files = tuple(

@@ -8,16 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from benchmarks.measuring.discard import BUCKET
-from benchmarks.measuring.sending import job_for
-from podwatch.config.settings import Settings
-from podwatch.journal.async_journal import AsyncJournal
-from podwatch.journal.journal import Journal
 from podwatch.journal.upload_records import UploadedObject
 from podwatch.stores.credentials import Credentials
 from podwatch.stores.s3_credentials import S3Credentials
 from podwatch.sync.interfaces import FEATURES
 from podwatch.sync.upload.uploader import Sender
+
+from benchmarks.measuring.discard import BUCKET
+from benchmarks.measuring.sending import job_for
+from podwatch.config.settings import Settings
+from podwatch.journal.async_journal import AsyncJournal
+from podwatch.journal.journal import Journal
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 

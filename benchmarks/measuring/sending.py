@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import MIB, memory_mib
 from podwatch.stores.open_store import Credentials
 from podwatch.sync.upload.child_job import JobFile, UploadJob
 from podwatch.sync.upload.start_child import Upload
+
+from benchmarks.measuring import MIB, memory_mib
 from podwatch.system.pinned_directories import PinnedTree
 from tests.support.b2server import BUCKET, KEY, KEY_ID
 
