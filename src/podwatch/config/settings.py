@@ -398,7 +398,7 @@ class SyncSettings(Section):
     claim_wait: Duration = Field(
         CLAIM_WAIT_SECONDS,
         ge=0,
-        description="time from a claim in B2 to its decision",
+        description="time from a claim to its decision",
     )
     # By then all of B2's servers know a new key or bucket.
     refusal_wait: Duration = Field(
