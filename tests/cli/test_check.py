@@ -22,7 +22,7 @@ from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli.check import examine, machine, other_programs, training_command
 from podwatch.cli.check.machine import Gpu, gpus
 from podwatch.cli.check.report import Line, failed, sets_of
-from podwatch.cli.check.store import _clock, measure, verdict
+from podwatch.cli.check.store import _clock, measure, store, verdict
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.domain.errors import PodwatchError
