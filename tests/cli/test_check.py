@@ -21,16 +21,18 @@ from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli.check import examine, machine, other_programs, training_command
 from podwatch.cli.check.machine import Gpu, gpus
-from podwatch.cli.check.report import Line, sets_of
-from podwatch.cli.check.store import _clock, measure, verdict
+from podwatch.cli.check.report import Line, failed, sets_of
+from podwatch.cli.check.store import _clock, measure, store, verdict
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths_and_run_lock import workspace_of
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import Pause
 from podwatch.journal import Journal
 from podwatch.recovery.run_file import RunFile
-from podwatch.stores.local import LocalStore
+from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import identify
+from tests.support.b2server import BUCKET, B2Server
 
 GIB = 1 << 30
 
@@ -300,11 +302,47 @@ def test_a_pause_shows_and_with_verbose_what_was_learned(tmp_path: Path) -> None
 # -- the store
 
 
+def of_store(root: Path, url: str) -> dict[str, str]:
+    """What is said of the store, also where it ends in an error."""
+    lines: list[Line] = []
+    try:
+        lines += store(made(root, sync={"store": url}), False, lambda: ())
+    except PodwatchError as error:
+        lines.append(failed("store", error))
+    return level(iter(lines), "store")
+
+
+def test_a_store_is_tried_out_and_says_which_wrong_hash_it_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT"):
+        monkeypatch.delenv(name, raising=False)
+    assert "NOT BACKED UP" in of_store(tmp_path, "")["warn"]
+    assert "no credentials" in of_store(tmp_path, f"b2://{BUCKET}")["fail"]
+    monkeypatch.setenv("B2_APPLICATION_KEY_ID", "half-of-it")
+    assert "half of the store's key" in of_store(tmp_path, f"b2://{BUCKET}")["fail"]
+    with B2Server(tmp_path / "b2") as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        found = of_store(tmp_path, f"b2://{BUCKET}/prefix")
+        assert "it refuses data with a wrong SHA-1" in found["ok"]
+        assert found.keys() == {"ok"}
+        assert not server.versions("prefix/"), "nothing is left"
+        monkeypatch.setenv("B2_APPLICATION_KEY", "another-key")
+        assert "refuses the key" in of_store(tmp_path, f"b2://{BUCKET}")["fail"]
+
+
+def test_a_directory_as_a_store(tmp_path: Path) -> None:
+    assert "is on the filesystem of output_dir" in of_store(tmp_path, f"file://{tmp_path}/store")["fail"]
+    absent = of_store(tmp_path, "file:///dev/shm/not-mounted/store")
+    assert "does not exist" in absent["fail"]
+    assert "mounted" in absent["fail"]
+
+
 def test_throughput_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "store", writer_id="check")
-    assert measure(store, "r/podwatch/check/") > 1_000_000
-    assert not list(store.list(""))
-    assert not [p for p in (tmp_path / "store").rglob("*") if p.is_file() and p.stat().st_size > 4096]
+    objects = DirectoryObjects(tmp_path / "store")
+    assert measure(objects, "r/podwatch/tmp/") > 1_000_000
+    assert not [p for p in (tmp_path / "store").rglob("*") if p.is_file()]
 
 
 def test_what_a_slow_line_means() -> None:

@@ -45,8 +45,8 @@ def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
     assert len(pairs) > 15
     for name, file in pairs:
         assert re.search(rf"\b{name}\b", file_of(file).read_text()), (name, file)
-    for name in ("parse_store_url", "open_store", "load"):
-        assert f"def {name}(" in file_of("stores/open_store.py").read_text()
+    for name in ("parse_url", "open_objects"):
+        assert f"def {name}(" in file_of("store/objects/open.py").read_text()
 
 
 @pytest.fixture

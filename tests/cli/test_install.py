@@ -174,6 +174,24 @@ def test_a_key_that_the_trainer_s_environment_file_has_is_enough(root: Path, mon
     assert planned_key(root, monkeypatch, text) == install_plan.Key()
 
 
+def test_credentials_that_aws_tools_find_are_enough(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = STORE.replace("b2://", "s3://")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(root / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(root / "credentials"))
+    assert planned_key(root, monkeypatch, text).missing
+    shell = {"AWS_ACCESS_KEY_ID": "AKID-1234567", "AWS_SECRET_ACCESS_KEY": "one-two-three"}
+    assert set(planned_key(root, monkeypatch, text, **shell).names) == set(shell)
+    keys = "[default]\naws_access_key_id = AKID-default\naws_secret_access_key = default-secret\n"
+    (root / "credentials").write_text(keys)
+    (root / "credentials").chmod(0o600)
+    assert planned_key(root, monkeypatch, text) == install_plan.Key()
+    (root / "credentials").unlink()
+    assert planned_key(root, monkeypatch, text + 's3_profile = "lab"\n') == install_plan.Key()
+
+
 @needs_root
 def test_commands_that_are_typed_find_the_key_of_the_run_s_service(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemd_service, "ETC", root)
@@ -184,12 +202,12 @@ def test_commands_that_are_typed_find_the_key_of_the_run_s_service(root: Path, m
     settings = load_settings(root / "podwatch.toml", environ={}).settings
     (root / "podwatch.env").write_text("".join(f"{name}={value}\n" for name, value in KEY.items()))
     (root / "podwatch.env").chmod(0o600)
-    assert offline.credentials(settings) is None, "a file of no service"
+    assert offline.store_access(settings) is None, "a file of no service"
     made.service.dropin.parent.mkdir(parents=True)
     made.service.dropin.write_text(made.files[1][1].replace("# Run: r\n", "# Run: another\n"))
-    assert offline.credentials(settings) is None, "the key of another run"
+    assert offline.store_access(settings) is None, "the key of another run"
     made.service.dropin.write_text(made.files[1][1])
-    found = offline.credentials(settings)
+    found = offline.store_access(settings)
     assert found is not None
     assert (found.key_id, found.key) == tuple(KEY.values())
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from podwatch.daemon.backup.backup import Unstored
 from podwatch.daemon.end_of_run import EndOfRun, FinalSync, Stored
 from podwatch.daemon.shutdown import Exit
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS, UNDER_INIT
@@ -18,7 +19,6 @@ from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, Situation, ended
 from podwatch.recovery.state import Phase
-from podwatch.sync.interfaces import Unstored
 from tests.support.clock import AutoClock
 
 pytestmark = pytest.mark.slow

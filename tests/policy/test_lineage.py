@@ -2,22 +2,19 @@
 
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.config.settings import DiskSettings, SyncSettings
+from podwatch.config.settings import DiskSettings
 from podwatch.disk.next_save import NextSave
 from podwatch.disk.plan import DiskFacts, Protection, plan_removals
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
 from podwatch.domain.run import EarlierSave, Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
 from podwatch.policy.resume import choose
-from podwatch.policy.store_retention import earlier_newest, plan_remote
 from podwatch.recovery.resume_point import opened
 
 L0 = Lineage("l0")
@@ -62,20 +59,12 @@ def test_a_step_that_is_saved_again_is_of_the_line_that_saves_it() -> None:
     assert not is_earlier(saved(105, 5), left)
 
 
-def published(step: int, seq: int, lineage: str) -> PublishedSave:
-    return PublishedSave(step, f"r{step}-{seq}", lineage, 1, seq, "k", "f", "s", 1, 1, float(seq))
-
-
-@pytest.mark.parametrize("keep_last", [1, 3])
-def test_the_store_keeps_the_old_lines_newest_until_the_new_one_has_its_own(keep_last: int) -> None:
-    old = [published(step, seq, "l0") for seq, step in enumerate((100, 110, 120), 1)]
-    followed = [*old, published(100, 4, "l1")]  # the pointer was moved
-    assert earlier_newest(followed, "l1", 100) == {(120, "r120-3")}
-    assert earlier_newest([*followed, published(105, 5, "l1")], "l1", 100) == frozenset()
-    sync = SyncSettings(keep_last=keep_last, keep_every=0)
-    kept = earlier_newest(followed, "l1", 100)
-    gone = plan_remote(followed, (), {}, sync, 1e6, kept=kept, grace_seconds=0)
-    assert 120 not in {r.step for r in gone}
+@dataclass(frozen=True)
+class InStore:
+    step: int
+    save_id: str
+    lineage: str
+    wall: float
 
 
 @dataclass
@@ -86,7 +75,7 @@ class Pod:
     disk: dict[int, CheckpointSet] = field(default_factory=dict)
     line: dict[int, str] = field(default_factory=dict)
     """The truth: the steps of the line that is trained, with their save ids."""
-    stored: list[PublishedSave] = field(default_factory=list)
+    stored: list[InStore] = field(default_factory=list)
     old_newest: CheckpointSet | None = None
     step: int = 0
     wall: float = 100.0
@@ -127,8 +116,7 @@ class Pod:
         newest = newest_complete(self.sets())
         if newest is None or any((p.step, p.save_id) == (newest.step, newest.save_id) for p in self.stored):
             return
-        seq, lineage = len(self.stored) + 1, self.record.lineage.id
-        self.stored.append(PublishedSave(newest.step, newest.save_id, lineage, 1, seq, "k", "f", "s", 1, 1, self.wall))
+        self.stored.append(InStore(newest.step, newest.save_id, self.record.lineage.id, self.wall))
 
     def prune(self) -> None:
         """As hard as the disk can ask for it."""

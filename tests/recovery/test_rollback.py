@@ -8,9 +8,11 @@ import pytest
 
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.event import EventName
+from podwatch.domain.facts import StoreFacts
+from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.process import TICKS_PER_SECOND
 from podwatch.domain.run import Lineage
-from podwatch.journal import Journal
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.recovery import Phase
 from podwatch.trainer.rules import FoundTree
 from tests.recovery.test_persons import turns
@@ -241,12 +243,22 @@ async def test_what_the_store_has_of_the_old_line_is_not_fetched(world: World) -
     assert store.fetched == []
 
 
+class Listed:
+    """A store that this pod holds, with these checkpoints."""
+
+    standing = Decision(LeaseAction.HOLD, publish=True)
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
+
+    def status(self) -> StoreFacts:
+        return StoreFacts(checkpoints=self.checkpoints, listed=True)
+
+
 async def test_what_is_newest_in_the_store_counts_where_the_pod_has_it_no_more(world: World) -> None:
-    podwatch = await stopped(world)
+    store = Listed()
+    podwatch = await stopped(world, lease=store)
     old = lineage(podwatch)
     for step in (105, 110, 115, 120):
         world.drop(step)
-    podwatch.journal.sync.note_published(world.published(120, old.id, seq=9))
+    store.checkpoints = (world.in_store(120, old.id, seq=9),)
     await by_hand(podwatch, "--resume", "100")
     assert (lineage(podwatch).parent, lineage(podwatch).parent_step) == (old.id, 100)
-    assert await podwatch.journal.run(Journal.published)

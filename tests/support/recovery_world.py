@@ -45,7 +45,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
@@ -464,8 +464,8 @@ class World:
         """Removed by the trainer, or by hand."""
         shutil.rmtree(self.output / "checkpoints" / f"step_{step}")
 
-    def published(self, step: int, lineage: str, *, seq: int) -> PublishedSave:
-        return PublishedSave(step, f"r{step}", lineage, 1, seq, "k", "f", "s", 1, 1, self.clock.wall() - 30)
+    def in_store(self, step: int, lineage: str, *, seq: int) -> StoredCheckpoint:
+        return StoredCheckpoint(step, f"r{step}", lineage, 1, seq, wall=self.clock.wall() - 30)
 
     def contents(self) -> set[bytes]:
         """Everything below output_dir and quarantine, by content: what must never get lost."""

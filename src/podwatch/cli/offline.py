@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from podwatch.checkpoints.records import RecordFiles
     from podwatch.config.settings import Settings
     from podwatch.domain.run_state import RunState
-    from podwatch.domain.stored_checkpoint import PublishedSave
     from podwatch.journal.journal import Journal
     from podwatch.recovery.run_file import RunFile
+    from podwatch.store.objects.access import Access
     from podwatch.store.restore.restore import StoreOfRun
-    from podwatch.stores.base import ObjectStore
-    from podwatch.stores.credentials import Credentials
     from podwatch.system.own_directories import Workspace
 
 
@@ -62,17 +60,6 @@ def _journal_if_any(settings: "Settings") -> "Journal | None":
         return Journal.open(path, read_only=True)
     except HostError:
         return None
-
-
-def noted(settings: "Settings") -> "list[PublishedSave] | None":
-    """The published checkpoints in the journal. None without a readable journal."""
-    journal = _journal_if_any(settings)
-    if journal is None:
-        return None
-    try:
-        return journal.published()
-    finally:
-        journal.close()
 
 
 def run_file(settings: "Settings", run_id: str = "") -> "RunFile":
@@ -148,12 +135,11 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
         else held_back_findings.recalled_spans(journal.learned(held_back_findings.TWO_WRITERS_KEY))
     )
     if journal is not None:
-        fetched = frozenset((p.step, p.save_id) for p in journal.published() if p.restored)
         known = StepEvidence.kept(journal.learned(held_back_findings.IMPLAUSIBLE_KEY)) or StepEvidence()
         target = settings.trainer.max_steps
         with suppress(PodwatchError, OSError):
             target = target or layout.target_step(settings.trainer.command)
-        held.explain(replace(known, target=target, believed=known.believed | fetched))
+        held.explain(replace(known, target=target))
     try:
         run = recorded(settings)
     except PodwatchError as error:
@@ -171,20 +157,12 @@ def require_store(settings: "Settings") -> str:
     return settings.sync.store
 
 
-def open_configured_store(settings: "Settings") -> "ObjectStore":
-    """The configured store, with the credentials that the daemon would use. ConfigurationError."""
-    from podwatch.stores.open_store import open_store
-
-    url = require_store(settings)
-    return open_store(url, credentials(settings), writer_id="by-hand", connections=settings.sync.connections)
-
-
-def credentials(settings: "Settings") -> "Credentials | None":
+def store_access(settings: "Settings") -> "Access":
     """The store's key, from the same sources as the daemon's, the key file of the run's service included.
     ConfigurationError, PermissionDenied."""
-    from podwatch.stores.credentials import credentials_for
+    from podwatch.store.objects.access import access_for
 
-    return credentials_for(settings, environ={**service_environment(settings.run_id), **os.environ})
+    return access_for(settings, {**service_environment(settings.run_id), **os.environ})
 
 
 def service_environment(run_id: str) -> dict[str, str]:
@@ -202,13 +180,12 @@ def store_of_run(settings: "Settings", run_id: str = "") -> "StoreOfRun":
     """Where this run, or another one of the same prefix, is stored; its key is that of the daemon. ConfigurationError
     if no store is configured."""
     from podwatch.store.keys import RunKeys
-    from podwatch.store.objects.access import access_for
     from podwatch.store.objects.open import parse_url
     from podwatch.store.restore.restore import StoreOfRun
 
-    url, service = require_store(settings), service_environment(settings.run_id)
+    url = require_store(settings)
     keys = RunKeys(run_id or settings.run_id, parse_url(url).prefix)
-    return StoreOfRun(url, keys, lambda: access_for(settings, {**service, **os.environ}), settings.sync.connections)
+    return StoreOfRun(url, keys, lambda: store_access(settings), settings.sync.connections)
 
 
 # -- runs in the store -----------------------------------------------------------------------------------------------

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 def open_configured_objects(settings: "Settings") -> "Objects":
     """The configured store, with the key that the daemon would use, that of the run's service included.
     ConfigurationError, PermissionDenied."""
-    from podwatch.cli.offline import require_store, service_environment
-    from podwatch.store.objects.access import access_for
+    from podwatch.cli.offline import require_store, store_access
     from podwatch.store.objects.open import open_objects
 
     url = require_store(settings)
     _refuse_absent(url)
-    access = access_for(settings, {**service_environment(settings.run_id), **os.environ})
-    return open_objects(url, access, connections=settings.sync.connections)
+    return open_objects(url, store_access(settings), connections=settings.sync.connections)
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import GIB, parse_duration, parse_ratio, parse_size
 from podwatch.domain.event import Topic
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, REFUSAL_SECONDS
-from podwatch.domain.manifest import DEFAULT_PART_SIZE
 from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.trainer_log import LogRule
@@ -340,7 +339,8 @@ class SyncSettings(Section):
         "auto",
         description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
     )
-    part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
+    # 47 GB are 470 objects; a kill loses at most this for each connection.
+    part_size: Size = Field(100_000_000, description="larger files are stored in pieces of this size; 5 MB to 5 GB")
     connections: int = Field(8, ge=1, le=64, description="parallel connections of an upload or a restore")
     max_rate: Size | None = Field(None, description="upload limit in bytes per second")
     upload_gap: Duration = Field(
@@ -398,7 +398,7 @@ class SyncSettings(Section):
     claim_wait: Duration = Field(
         CLAIM_WAIT_SECONDS,
         ge=0,
-        description="time from a claim in B2 to its decision",
+        description="time from a claim to its decision",
     )
     # By then all of B2's servers know a new key or bucket.
     refusal_wait: Duration = Field(
@@ -406,12 +406,6 @@ class SyncSettings(Section):
         ge=0,
         description="if the store refuses access and training cannot start: time until podwatch exits with 77",
     )
-
-    @model_validator(mode="after")
-    def _parts(self) -> "SyncSettings":
-        if self.store.startswith("s3://") and self.part_size < 5 << 20:
-            raise ValueError("part_size must be at least 5MiB for s3://, because S3 refuses smaller parts")
-        return self
 
     @model_validator(mode="after")
     def _patience(self) -> "SyncSettings":
@@ -442,7 +436,7 @@ class SyncSettings(Section):
     @classmethod
     def _part(cls, value: int) -> int:
         if not 5_000_000 <= value <= 5_000_000_000:
-            raise ValueError("must be between 5MB and 5GB (B2's limits for a part)")
+            raise ValueError("must be between 5MB and 5GB: no store takes more in one request")
         return value
 
 

@@ -109,7 +109,6 @@ class Claim:
     generation: int
     nonce: str
     uploaded_wall: float = 0.0
-    file_id: str = ""
     writer_id: str = ""
 
 

@@ -60,10 +60,6 @@ class StartRecord:
 
 
 class IntentKind(StrEnum):
-    PUBLISH = "publish"
-    REMOTE_DELETE = "remote-delete"
-    RESTORE = "restore"
-    HOLD = "hold"
     END_POD = "end-pod"
     HOOK = "hook"
 

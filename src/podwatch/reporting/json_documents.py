@@ -1,6 +1,6 @@
 """What podwatch knows, as the parts of its documents: HTTP, control socket and command line show the same."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from podwatch.domain.status_document import (
     PauseDocument,
     StoredDocument,
 )
-from podwatch.domain.stored_checkpoint import PublishedSave, StoredCheckpoint
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.run_cost import Account, Loss, Price
 
 SCHEMA_VERSION = 1
@@ -140,17 +140,6 @@ def checkpoint_document(
         uploading=uploading_step == found.step,
         pinned=pin,
         held_by=(*([f"pinned: {pin}"] if pin is not None else ()), *held),
-    )
-
-
-def stored_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> StoredDocument:
-    """One checkpoint in the store, from the journal. ``here``: (step, save_id) of the checkpoints on this pod."""
-    return of(
-        StoredDocument,
-        saved,
-        size_bytes=saved.total_bytes,
-        stored_at=saved.wall,
-        here=(saved.step, saved.save_id) in here,
     )
 
 

@@ -17,9 +17,9 @@ from types import FrameType
 
 from podwatch.config.loading import load_settings
 from podwatch.domain.event import EventName
-from podwatch.domain.manifest import Keys
 from podwatch.simulation.pod import Pod, Shape, require_linux
 from podwatch.simulation.verify import DemoFailed, Screen, Watching, prove_local, prove_store
+from podwatch.store.keys import RunKeys
 
 PATIENCE = 4.0
 """Factor by which a phase can exceed its usual duration: the machine can be busy."""
@@ -285,7 +285,7 @@ def _prove(stage: Stage) -> None:
     result.add("checkpoints", bool(sets) and not problems, f"{complete} complete, {len(sets)} on the pod and sound")
     for problem in problems:
         result.add("damaged", False, problem)
-    store = prove_store(pod.store, Keys(pod.run_id))
+    store = prove_store(pod.store, RunKeys(pod.run_id))
     saves = Counter(store.verified)  # a step that training saved again after its restart is in the store twice
     steps = ", ".join(f"{step} (twice)" if count == 2 else str(step) for step, count in saves.items())
     result.add(

@@ -251,7 +251,14 @@ class Pod:
             "inference": {"urls": [f"http://127.0.0.1:{port}"], "poll": shape.seconds(0.5), "timeout": 1.0},
             "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0, "agree": shape.seconds(shape.agree)},
             "checkpoints": {"rescan": shape.seconds(1.0), "settle": shape.seconds(0.4), "settle_weak": 2.0},
-            "sync": {"store": f"file://{self.store}", "sweep": shape.seconds(5.0), "keep_last": 3, "keep_every": 0},
+            # No second pod can claim this run: its claim need not wait.
+            "sync": {
+                "store": f"file://{self.store}",
+                "sweep": shape.seconds(5.0),
+                "claim_wait": "1s",
+                "keep_last": 3,
+                "keep_every": 0,
+            },
             "disk": disk,
             "recovery": {
                 "backoff_min": shape.seconds(0.5),

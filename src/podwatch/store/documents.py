@@ -25,8 +25,8 @@ from podwatch.domain.document import (
     Texts,
     Whole,
 )
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
-from podwatch.domain.safe_links import check_links
+from podwatch.domain.errors import IntegrityError
+from podwatch.domain.safe_links import PlacedLink, check_links
 from podwatch.store.keys import SAVE_DOCUMENTS, Piece, pieces
 
 Digest = Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
@@ -277,10 +277,13 @@ def _check_names(objects: Sequence[str], links: Iterable[SavedLink]) -> None:
 
 
 def _check_targets(files: Iterable[SavedFile], links: Sequence[SavedLink]) -> None:
-    """Raises IntegrityError (a ValueError to a reader of documents) unless every link stays in its part."""
-    if links:
-        places = [ManifestFile(f.name, f.part, f.size, 0, 0, "", "", ()) for f in files]
-        check_links(places, [ManifestSymlink(link.name, link.part, link.target) for link in links])
+    """Raises ValueError unless every link stays in its part."""
+    if not links:
+        return
+    try:
+        check_links([f.name for f in files], [PlacedLink(link.name, link.part, link.target) for link in links])
+    except IntegrityError as error:
+        raise ValueError(f"symlinks: {error}") from None
 
 
 def manifest_hash(data: bytes) -> str:

@@ -8,14 +8,14 @@ later; so the manifest of a save has the same bytes each time, and no name of a 
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, SentSave, manifest_hash
-from podwatch.store.interfaces import Author, Ownership, Permit, RunObjects, StoreClock, read_or_none
+from podwatch.store.interfaces import Author, Listed, Ownership, Permit, RunObjects, StoreClock, read_or_none
 from podwatch.store.inventory import Stored, is_there
-from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys, is_unclaimed
+from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, Piece, RunKeys, is_unclaimed
 from podwatch.store.objects.errors import LeaseUnsettled as LeaseUnsettled
 from podwatch.store.objects.errors import ObjectMissing
 
@@ -60,7 +60,7 @@ class Publisher:
         intent = sent.intent
         folder = self.keys.save(intent.step, intent.save_id)
         there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
-        lacks = [p.name for p in intent.objects() if not is_there(there, p.name, p.size, sent.hashes.get(p.name, "?"))]
+        lacks = [p.name for p in intent.objects() if not _is_sent(sent, there, p)]
         lacks += [INTENT] if INTENT not in there else []
         if lacks:
             raise PiecesMissing(lacks, where=f"{self.store.url}/{folder}")
@@ -171,3 +171,9 @@ class Publisher:
         self.store.put(self.keys.pointer(permit.generation, seq, self.nonce()), data, until=permit.until)
         with contextlib.suppress(RemoteError):  # a copy, which can be one save behind: the pointer decides
             self.store.put(self.keys.latest, data, until=permit.until)
+
+
+def _is_sent(sent: SentSave, there: Mapping[str, Listed], piece: Piece) -> bool:
+    """Whether this pod has sent it, and the store shows it as it was sent."""
+    digest = sent.hashes.get(piece.name)
+    return digest is not None and is_there(there, piece.name, piece.size, digest)

@@ -1,41 +1,40 @@
 """Checkpoints that are single files in a directory shared by many: catalogue, upload, restore, quarantine, removal."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.sync.conftest import World
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Site
 from podwatch.checkpoints.trainers import KINDS, make_layout
+from podwatch.config.settings import Settings
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover
 from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.event import Event
 from podwatch.recovery import quarantine
-from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.checkpoints import ManualClock
 from tests.support.layout_makers import deepspeed, lightning, run
 
 
-class Pod(World):
+@dataclass
+class Pod:
     """A run of Lightning's on one pod."""
 
+    output: Path
+    events: list[Event] = field(default_factory=list)
+
     def __post_init__(self) -> None:
-        super().__post_init__()
-        trainer = self.settings.trainer.model_copy(update={"layout": "lightning"})
-        self.settings = self.settings.model_copy(update={"trainer": trainer})
-        self.layout = make_layout(self.settings)
+        self.output.mkdir()
+        trainer = {"layout": "lightning", "output_dir": self.output}
+        self.layout = make_layout(Settings.model_validate({"run_id": "run", "trainer": trainer}))
         self.clock = ManualClock()
         self.catalogue = Catalogue(self.layout, self.clock, settle=5.0, settle_weak=60.0)
         self.place = self.output / "checkpoints"
-
-    def identity(self) -> RunIdentity:
-        return replace(super().identity(), layout="lightning")
 
     def file(self, step: int) -> Path:
         return self.place / f"epoch=0-step={step}.ckpt"
@@ -54,10 +53,8 @@ class Pod(World):
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Pod]:
-    made = Pod(tmp_path / "pod", f"file://{tmp_path}/store")
-    yield made
-    made.journal.close()
+def pod(tmp_path: Path) -> Pod:
+    return Pod(tmp_path / "out")
 
 
 def test_the_catalogue_follows_each_file(pod: Pod) -> None:

@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-from podwatch.stores.credentials import Credentials
-from podwatch.stores.open_store import open_store
 from tests.suites.container.images import MISSING, REPO, own_root
 from tests.suites.container.test_bare_pod import (
     ENV_FILE,
@@ -45,8 +43,6 @@ WITHOUT = "" if find_spec("torch") else "needs torch: run it with `make test-tor
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.skipif(bool(WITHOUT or MISSING), reason=WITHOUT or MISSING)]
 DEAD_SECONDS = 300 if LONG else 45
 GPU = "NVIDIA GeForce RTX 4090"
-RULES = {"providers": ["runpod"], "max_price_per_hour": 1.0, "max_spend_per_day": 5, "max_spend_total": 5,
-         "max_replacements_per_day": 3, "final_checkpoint_seconds": 600}  # fmt: skip
 
 
 class ContainerCloud(RunPodCloud):
@@ -145,10 +141,7 @@ def test_a_controller_replaces_the_pod(tmp_path: Path, wheels: Path) -> None:
 def _controller(
     stack: ExitStack, directory: Path, key: dict[str, str], cloud: ContainerCloud
 ) -> "subprocess.Popen[bytes]":
-    """The controller, which knows nothing but the store, its rules and the provider command."""
-    store = open_store(f"b2://{BUCKET}", Credentials(KEY_ID, KEY, key["B2_ENVIRONMENT"]), writer_id="operator")
-    store.put_bytes(f"{RUN}/podwatch/controller.json", json.dumps(RULES).encode())
-    store.close()
+    """The controller, which knows nothing but the store, its configuration and the provider command."""
     passed = [*(f"{name}=POD_{name}" for name in key), "SEED_TOKEN"]
     (directory / "runpod.toml").write_text(
         f'gpus = ["{GPU}"]\nimage = "trainer"\npass = {json.dumps(passed)}\n'

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from podwatch.sync.runs.bootstrap import start_artefacts
 
 from podwatch.config.loading import load_text
 from podwatch.daemon.backup.post_mortem import start_of
-from podwatch.domain.manifest import Keys
-from podwatch.stores.credentials import Credentials
-from podwatch.stores.open_store import open_store
+from podwatch.store.evidence import EvidenceKeeper
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.b2 import B2Access
+from podwatch.store.objects.open import open_objects
+from podwatch.store.runs.start import start_evidence
 from tests.suites.container.container import Container
 from tests.suites.container.images import MISSING, REPO, Rootfs, own_root
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
@@ -52,9 +53,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B2Server]:
     """A store in which an earlier pod has left the start of its run."""
     with B2Server(tmp_path_factory.mktemp("b2")) as made:
         loaded = load_text(CONFIG, Path("/etc/podwatch/podwatch.toml"), environ={"PODWATCH_DIRECTORY": "/"})
-        store = open_store(f"b2://{BUCKET}", Credentials(KEY_ID, KEY, made.url), writer_id="earlier")
-        for one in start_artefacts(replace(start_of(loaded), directory="/")):
-            store.put_bytes(f"{Keys(RUN).artefacts('config')}{one.name}", one.data)
+        store = open_objects(f"b2://{BUCKET}", B2Access(KEY_ID, KEY, made.url))
+        EvidenceKeeper(store, RunKeys(RUN)).put(start_evidence(replace(start_of(loaded), directory="/")))
         store.close()
         yield made
 

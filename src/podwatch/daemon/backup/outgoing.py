@@ -19,8 +19,7 @@ from podwatch.domain.document import (
     Texts,
     Whole,
 )
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
-from podwatch.domain.safe_links import restorable
+from podwatch.domain.safe_links import PlacedLink, restorable
 from podwatch.store.documents import SavedFile, SavedLink, SaveIntent
 from podwatch.store.keys import RunKeys
 from podwatch.store.transfer.job import MovedFile, Piece
@@ -116,9 +115,9 @@ def outgoing_files(files: Iterable[FileEntry]) -> tuple[OutgoingFile, ...]:
 
 def outgoing_links(contents: SetContents) -> tuple[SavedLink, ...]:
     """Those that a restore can make again."""
-    files = [ManifestFile(f"{f.part}/{f.path}", f.part, f.size, 0, 0, "", "", ()) for f in contents.files]
+    files = [f"{f.part}/{f.path}" for f in contents.files]
     links = sorted(contents.symlinks, key=lambda link: (link.part, link.path))
-    wanted = [ManifestSymlink(f"{link.part}/{link.path}", link.part, link.target) for link in links]
+    wanted = [PlacedLink(f"{link.part}/{link.path}", link.part, link.target) for link in links]
     return tuple(
         SavedLink(link.part, link.path.removeprefix(f"{link.part}/"), link.target) for link in restorable(files, wanted)
     )

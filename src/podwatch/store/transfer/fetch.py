@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from podwatch.domain.errors import HostError, IntegrityError, SaveGone
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
-from podwatch.domain.safe_links import check_links
+from podwatch.domain.safe_links import PlacedLink, check_links
 from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.objects.errors import ObjectMissing
 from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
@@ -68,8 +67,8 @@ class Fetching:
 
     def _check_names(self) -> None:
         """Links lead nowhere outside their part, and each file is covered by its pieces, once and in order."""
-        files = [ManifestFile(f"{f.part}/{f.path}", f.part, f.size, 0, 0, "", "", ()) for f in self._job.files]
-        check_links(files, [ManifestSymlink(f"{part}/{path}", part, to) for part, path, to in self._job.links])
+        files = [f"{f.part}/{f.path}" for f in self._job.files]
+        check_links(files, [PlacedLink(f"{part}/{path}", part, to) for part, path, to in self._job.links])
         covered = Counter[int]()
         for piece in self._job.pieces:
             if piece.offset != covered[piece.file] or not piece.hash:
