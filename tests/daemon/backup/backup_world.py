@@ -122,6 +122,8 @@ class World:
             }
         )  # fmt: skip
         (directory / "state").mkdir(exist_ok=True)
+        if url.startswith("file://"):
+            Path(url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
         self.clock, self.held = QuickClock(), HeldBack()
         layout = make_layout(self.settings)
         self.workspace = Workspace(self.output).probe()
@@ -163,8 +165,8 @@ class World:
 
     def links(self) -> list[str]:
         """Names of ours for the trainer's files."""
-        found = (path for path in self.directory.rglob("*") if "/uploading/" in str(path) and path.is_file())
-        return sorted(str(path).partition("/uploading/")[2] for path in found)
+        found = (f"{folder}/{name}" for folder, _, names in os.walk(self.directory) for name in names)
+        return sorted(name.partition("/uploading/")[2] for name in found if "/uploading/" in name)
 
     def lists(self) -> list[str]:
         """What is recorded of uploads."""

@@ -546,7 +546,7 @@ class Backup:
             await self._rest(wait)
             return True
         if begun is not None:
-            return await self._attempt(begun, None)
+            return await self._attempt(begun, None, None)
         try:
             chosen = self._pick(served.step if served is not None else None)
         except HostError as error:
@@ -559,7 +559,7 @@ class Backup:
         if key in self._void:
             self._answer(SourceChanged(self._void[key], where=f"step {chosen.step}"))
             return False
-        return await self._attempt((self._begun or {}).get(key), chosen)
+        return await self._attempt((self._begun or {}).get(key), chosen, served)
 
     async def _when_stored(self) -> bool:
         """The newest checkpoint is in the store: what else can be done."""
@@ -571,7 +571,7 @@ class Backup:
             await self._retention.prune(self._live())
         for chosen in self._pinned_unstored() if self._over() else ():
             if not chosen.held and self._is_sendable(chosen):
-                return await self._attempt((self._begun or {}).get((chosen.step, chosen.save_id)), chosen)
+                return await self._attempt((self._begun or {}).get((chosen.step, chosen.save_id)), chosen, None)
         stored = self._stock.checkpoints(self.sets)
         if await self._exports.carry(stored, self.more_urgent):
             self._done_well()
@@ -682,8 +682,11 @@ class Backup:
 
     # -- sending and publishing ---------------------------------------------------------------------------------------
 
-    async def _attempt(self, save: OutgoingSave | None, chosen: CheckpointSet | None) -> bool:
-        """Send and publish ``save``, or ``chosen`` where that is not begun yet; whether the caller looks again."""
+    async def _attempt(
+        self, save: OutgoingSave | None, chosen: CheckpointSet | None, served: _Request | None
+    ) -> bool:  # fmt: skip
+        """Send and publish ``save``, or ``chosen`` where that is not begun yet; whether the caller looks again.
+        ``served``: the request that this answers. One that came meanwhile may be for another checkpoint."""
         assert save is not None or chosen is not None
         step, key = (chosen.step, (chosen.step, chosen.save_id)) if chosen is not None else (save.step, save.key)  # type: ignore[union-attr]
         if self._ahead == key and not self.holds:
@@ -695,16 +698,19 @@ class Backup:
                 await self._send(save)
         except (SourceChanged, SourceForeign) as error:
             await self._abandon(key, step, save, error)
-            self._answer(error)
+            if served is not None:
+                self._answer(error)
             return True
         except UploadStopped as error:
             if self.may_upload and save is not None and save.key in self._void:
                 await self._abandon(key, step, save, error)
-                self._answer(error)
+                if served is not None:
+                    self._answer(error)
             return True
         if self.holds:
             self._failures = 0
-            self._answer(None)
+            if served is not None:
+                self._answer(None)
         return True
 
     @contextlib.contextmanager
@@ -831,6 +837,7 @@ class Backup:
         self._stock.add(stored)
         self._ahead, self._abandoned_in_a_row, self._published_wall = None, 0, self._clock.wall()
         self._done_well()
+        await self._run.note_stored()
         await self._release(save)
         self._report(save, stored, newest=newest, seconds=self._clock.monotonic() - began)
         if not await self._retention.prune(self._live()):
