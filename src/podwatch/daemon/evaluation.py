@@ -178,8 +178,8 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
     )
     restore = None
     if parts.backup is not None:
-        restorer = make_restorer(settings, run)
-        restore = RestoreThread(restorer, "evaluation fetch")
+        restore = RestoreThread(make_restorer(settings, run), "evaluation fetch")
+        parts.backup.restores.append(restore)
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
     if what:

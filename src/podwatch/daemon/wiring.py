@@ -183,8 +183,9 @@ def _store(
     from podwatch.store.restore.thread import RestoreThread
 
     backup = make_backup(settings, run, checkpoints.catalogue, processes, exits, wandb, checkpoints.rescans, choices)
-    restorer = make_restorer(settings, run)
-    return Store(backup, RestoreThread(restorer, "restore"), refused, wandb)
+    restore = RestoreThread(make_restorer(settings, run), "restore")
+    backup.restores.append(restore)
+    return Store(backup, restore, refused, wandb)
 
 
 def _training(

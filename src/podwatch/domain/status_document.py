@@ -468,6 +468,8 @@ class SyncDocument(Document):
     another pod."""
     generation: Whole
     """Of the holder."""
+    settles_in_seconds: Whole | None
+    """Until this pod's claim of the run is decided: what is sent meanwhile is published then; null: none settles."""
     holder: Text
     """The other pod, if another pod holds the run."""
 

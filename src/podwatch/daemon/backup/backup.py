@@ -35,6 +35,7 @@ from podwatch.store.inventory import REUSED_SECONDS, Inventory, SaveKey, Stored
 from podwatch.store.lease import Lease
 from podwatch.store.objects.base import Objects
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing, Publisher
+from podwatch.store.restore.thread import RestoreThread
 from podwatch.store.transfer.send import SourceChanged, SourceForeign
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
@@ -130,6 +131,8 @@ class Backup:
         self._gap_of: SaveKey | None = None
         self._published_wall: float | None = None
         self._beat_error = ""
+        self.restores: list[RestoreThread] = []
+        """What reads this store: retention leaves alone what they fetch."""
 
     # -- what others read ---------------------------------------------------------------------------------------------
 
@@ -319,6 +322,7 @@ class Backup:
             asyncio.create_task(self._list_first(), name="what the store has"),
             asyncio.create_task(self._follow_lease(), name="backup follows the lease"),
             asyncio.create_task(self._watch_space(), name="space of what is sent"),
+            asyncio.create_task(self._watch_silence(), name="silence of the store"),
         ]
 
     async def stop(self) -> None:
@@ -358,6 +362,11 @@ class Backup:
             for save in list((self._begun or {}).values()):
                 if save.linked and await self._disk.call(self._outbox.is_cramped, save):
                     await self._give_up(save, "the trainer removed it and the next save needs its space")
+
+    async def _watch_silence(self) -> None:
+        while True:
+            await self._clock.sleep(CRAMPED_SECONDS)
+            self.connection.judge_silence()
 
     # -- heartbeat ----------------------------------------------------------------------------------------------------
 
@@ -476,9 +485,16 @@ class Backup:
                 await self._take_inventory()
             assert self._stock.inventory is not None
             await self._report_missed(self._stock.inventory)
-        if self._stock.inventory is None or self._failures:
+        if self._stock.inventory is None:
             await self._take_inventory()
-            self._failures = min(self._failures, 1)
+        elif self._failures:
+            await self._list_again()
+        self._failures = min(self._failures, 1)
+
+    async def _list_again(self) -> None:
+        """What was noted since the last listing is right, too: a publication lists its own save. So this can wait."""
+        if self.connection.allows(self._stock.names):
+            await self._take_inventory()
 
     async def _take_inventory(self) -> None:
         inventory = await self.connection.call(self._stock.take)
@@ -575,7 +591,7 @@ class Backup:
         stored = self._stock.checkpoints(self.sets)
         if await self._exports.carry(stored, self.more_urgent):
             self._done_well()
-            await self._take_inventory()
+            await self._list_again()
             return True
         return False
 
@@ -834,7 +850,7 @@ class Backup:
         await self._release(save)
         self._report(save, stored, newest=newest, seconds=self._clock.monotonic() - began)
         if not await self._retention.prune(self._live()):
-            await self._take_inventory()
+            await self._list_again()
 
     def _publish_now(self, store: Objects, save: OutgoingSave, sent: SentSave, *, newest: bool) -> Stored:
         author = self._run.author(start_id=save.start_id, from_step=save.from_step, world_size=save.world_size)
@@ -851,11 +867,12 @@ class Backup:
         self._tally.stored(save.key, seconds=took, save_seconds=self._save_gap())
 
     def _live(self) -> set[SaveKey]:
-        """Saves in the store that are being sent or that this pod has and needs."""
+        """Saves in the store that are being sent or fetched, or that this pod has and needs."""
         sending = {save.stored_key for save in (self._begun or {}).values()}
+        fetched = {restore.fetching for restore in self.restores if restore.fetching is not None}
         inventory = self._stock.inventory
         used = self._run.in_use()
-        return sending | {s.key for s in (inventory.saves if inventory is not None else ()) if s.step in used}
+        return sending | fetched | {s.key for s in (inventory.saves if inventory is not None else ()) if s.step in used}
 
     # -- what ends an upload ------------------------------------------------------------------------------------------
 
