@@ -487,14 +487,17 @@ class Backup:
             await self._report_missed(self._stock.inventory)
         if self._stock.inventory is None:
             await self._take_inventory()
-        elif self._failures:
-            await self._list_again()
+        elif self._failures and await self._list_again() and not self._sending_failed:
+            self._done_well()
         self._failures = min(self._failures, 1)
 
-    async def _list_again(self) -> None:
-        """What was noted since the last listing is right, too: a publication lists its own save. So this can wait."""
-        if self.connection.allows(self._stock.names):
-            await self._take_inventory()
+    async def _list_again(self) -> bool:
+        """What was noted since the last listing is right, too: a publication lists its own save. So this can wait.
+        Whether the store was listed."""
+        if not self.connection.allows(self._stock.names):
+            return False
+        await self._take_inventory()
+        return True
 
     async def _take_inventory(self) -> None:
         inventory = await self.connection.call(self._stock.take)
