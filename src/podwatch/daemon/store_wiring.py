@@ -71,7 +71,7 @@ def timing_of(settings: Settings) -> LeaseTiming:
 
 
 def make_restore(settings: Settings, run: "Run", backup: Backup, name: str) -> "RestoreThread":
-    """A thread for restores of this run, which reads the store's key at each use. What it fetches stays in the store."""
+    """A thread for restores of this run, which reads the key at each use. What it fetches stays in the store."""
     from podwatch.store.keys import RunKeys
     from podwatch.store.objects.access import access_for
     from podwatch.store.objects.open import parse_url
