@@ -223,7 +223,7 @@ def _stored_documents(
     return [
         StoredDocument(
             save.step, save.save_id, save.key in here, save.bytes, save.wall,
-            save.manifest.lineage if save.manifest is not None else "",
+            save.manifest.lineage if save.manifest is not None else "", save.generation, save.pinned,
             here.get(save.key) in catalogue.records.restored,
         ).to_json()
         for save in inventory.saves

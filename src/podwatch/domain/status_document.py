@@ -107,6 +107,10 @@ class StoredDocument(Document):
     size_bytes: Whole | None = None
     stored_at: At = None
     lineage: Text | None = None
+    generation: Whole | None = None
+    """Of the life of podwatch that published it."""
+    pinned: Flag | None = None
+    """It has a pin in the store, which every pod obeys."""
     restored: Flag | None = None
 
 
