@@ -7,7 +7,7 @@ import pytest
 
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, StoredFile
 from podwatch.store.inventory import Inventory, PointerSeen, Stored, Unfinished
-from podwatch.store.retention import RetentionRules, keeps, milestones, plan
+from podwatch.store.retention import RetentionRules, keeps, milestones, named_lately, plan
 
 HOUR = 3600.0
 NOW = 1.7e9
@@ -108,6 +108,13 @@ def test_another_save_of_the_same_step_is_not_in_use(world: World) -> None:
 def test_what_a_pointer_of_this_life_has_named_stays(world: World) -> None:
     """A listing may not show that pointer yet."""
     assert world.deleted(named={(3, "s3")}) == [1, 2, 4]
+
+
+def test_what_it_named_counts_for_a_day() -> None:
+    """Else a podwatch that is never restarted would never delete what it has published."""
+    named = {(1, "s1"): 1000.0, (2, "s2"): 1000.0 + HOUR}
+    assert named_lately(named, 1000.0 + 24 * HOUR, LAST_TWO) == {(2, "s2")}
+    assert named_lately(named, 1000.0 + 25 * HOUR, LAST_TWO) == frozenset()
 
 
 def test_what_the_highest_pointer_names_stays_however_old(world: World) -> None:

@@ -49,6 +49,9 @@ class QuickClock(SystemClock):
     def wall(self) -> float:
         return super().wall() + self.later
 
+    def boottime(self) -> float:
+        return super().boottime() + self.later
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.05))
 
@@ -181,7 +184,7 @@ class World:
         lease = Lease(pod, connection.keys, self.clock, side, TIMING, stands_by=True)
         stock = Stock(connection.keys, self.catalogue.records, (), self.settings.sync.keep_every)
         outbox = Outbox(self.directory / "state" / "uploads", self.workspace, 1.1)
-        named = set[SaveKey]()
+        named = dict[SaveKey, float]()
         self.retention = StoreRetention(self.settings.sync, connection, side, stock, lease, named, self.clock)
         parts = StoreParts(
             connection, lease, LeaseKeeper(lease, connection, self.clock, side), named, stock, outbox,
@@ -236,6 +239,11 @@ class World:
         for path in self.objects().values():
             info = path.stat()
             os.utime(path, (info.st_atime - seconds, info.st_mtime - seconds))
+
+    def pass_days(self, days: float) -> None:
+        """For the store and this pod's clocks."""
+        self.age(days * 86400.0)
+        self.clock.later += days * 86400.0
 
     # -- what was reported
 
