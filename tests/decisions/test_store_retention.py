@@ -128,6 +128,13 @@ def test_what_the_highest_readable_pointer_names_stays_where_its_save_is_whole(w
     assert 1 not in world.deleted()
 
 
+def test_what_the_highest_pointer_names_stays_also_while_an_object_of_it_is_missing(world: World) -> None:
+    """Its pod sends that object again."""
+    world.saves[0] = replace(world.saves[0], problem="an object is missing")
+    world.pointers.insert(0, pointer(1, 7, OLD + 7 * HOUR))
+    assert world.deleted() == [2, 3, 4]
+
+
 def test_what_any_pointer_of_the_last_day_names_stays(world: World) -> None:
     world.pointers[1:1] = [pointer(2, 6, NOW - 23 * HOUR)]
     world.pointers[0] = pointer(6, 7, NOW - 22.5 * HOUR)
