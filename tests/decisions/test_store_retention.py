@@ -1,4 +1,4 @@
-"""Which saves, unfinished uploads, pointers and other objects retention deletes from the store: one row for each rule."""
+"""Which saves, unfinished uploads, pointers and other objects retention deletes from the store: a test for each rule."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -230,7 +230,9 @@ def test_pointers_beyond_the_last_hundred_go_once_they_are_a_day_old() -> None:
     assert [one.seq for one in wanted.pointers] == list(range(20, 0, -1))
     young = [replace(one, wall=NOW - 23 * HOUR) for one in seen]
     assert plan(Inventory(pointers=tuple(young), store_wall=NOW), LAST_TWO).pointers == ()
-    assert len(plan(Inventory(pointers=tuple(seen), store_wall=NOW), replace(LAST_TWO, keep_pointers=0)).pointers) == 119
+    assert (
+        len(plan(Inventory(pointers=tuple(seen), store_wall=NOW), replace(LAST_TWO, keep_pointers=0)).pointers) == 119
+    )
 
 
 def test_temporary_objects_go_after_a_day() -> None:

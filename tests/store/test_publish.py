@@ -66,7 +66,9 @@ class World:
         self.store.wall += seconds
 
     def pointers(self) -> list[RunPointer]:
-        return [RunPointer.from_bytes(data) for key, (data, _) in sorted(self.store.data.items()) if "/pointers/" in key]
+        return [
+            RunPointer.from_bytes(data) for key, (data, _) in sorted(self.store.data.items()) if "/pointers/" in key
+        ]
 
     def lose(self, step: int, save_id: str, name: str) -> None:
         del self.store.data[KEYS.save(step, save_id) + name]
@@ -142,7 +144,9 @@ def test_a_heartbeat_of_another_pod_is_noticed_at_the_next_heartbeat(world: Worl
     world.lease.beat(world.store, HolderState.RUNNING, Heartbeat())
     rival = Claim(2, "aa", writer_id="rival")
     world.store.put(KEYS.claim(2, "aa"), b"{}")
-    world.store.put(KEYS.heartbeat, Heartbeat().signed(RIVAL, rival, HolderState.RUNNING, "2026-01-01T00:00:00Z").to_bytes())
+    world.store.put(
+        KEYS.heartbeat, Heartbeat().signed(RIVAL, rival, HolderState.RUNNING, "2026-01-01T00:00:00Z").to_bytes()
+    )
     world.later(60.0)
     theirs = world.store.data[KEYS.heartbeat]
     assert world.lease.beat(world.store, HolderState.RUNNING, Heartbeat()).act is LeaseAction.SUPERSEDED
@@ -234,6 +238,7 @@ def test_no_pointer_is_written_once_the_confirmation_is_too_old(world: World, en
     if ending == "manifest.json":
         world.when_stored(ending, lambda: world.later(CONFIRMED_SECONDS + 1))
     else:  # between the confirmation and the manifest
+
         def freeze(operation: str, key: str) -> None:
             if operation == "list" and "step_5" in key:
                 world.later(CONFIRMED_SECONDS + 1)

@@ -1,4 +1,4 @@
-"""A pod with checkpoints on its disk, a real catalogue, journal and lease, and a backup of it in a store of any kind."""
+"""A pod with checkpoints on its disk, a real catalogue, journal and lease, and a backup in a store of any kind."""
 
 import asyncio
 import os
@@ -86,7 +86,7 @@ class StandInRun:
             config=SimpleNamespace(settings=SimpleNamespace()), guard=self, own=self,
         )  # fmt: skip
         run.config = SimpleNamespace(settings=self)
-        parts: tuple[Any, ...] = (self, self, SimpleNamespace(now=lambda known: dict(known)), self)
+        parts: tuple[Any, ...] = (self, self, SimpleNamespace(now=dict), self)
         return RunSide(self.settings, cast(Any, run), *parts, pod=pod)
 
     def owns(self, found: object) -> bool:
@@ -136,6 +136,7 @@ class World:
         self.catalogue = self._catalogue()
         self.journal_path = directory / "state" / "journal.sqlite"
         self.backups: list[Backup] = []
+        self.timing, self.stands_by = TIMING, True
 
     def _catalogue(self) -> Catalogue:
         records = CheckpointRecords(boot_id=boot_id())
@@ -181,7 +182,7 @@ class World:
         connection = StoreConnection(self.settings, self.clock, self.run.events.append)
         pod = Pod(self.name, f"machine-{self.name}", "boot", "place", f"host-{self.name}")
         side = self.run.side(pod)
-        lease = Lease(pod, connection.keys, self.clock, side, TIMING, stands_by=True)
+        lease = Lease(pod, connection.keys, self.clock, side, self.timing, stands_by=self.stands_by)
         stock = Stock(connection.keys, self.catalogue.records, (), self.settings.sync.keep_every)
         outbox = Outbox(self.directory / "state" / "uploads", self.workspace, 1.1)
         named = dict[SaveKey, float]()

@@ -93,7 +93,9 @@ async def test_a_refusal_is_told_apart_from_an_outage(
     assert connection.trouble is not None
     assert (connection.works, connection.trouble.refused) == (False, refused)
     assert connection.trouble.next_attempt_wall is not None
-    assert [(e.name, e.severity) for e in local.run.events] == [(EventName.SYNC_FAILED, severity)], "once, not at every try"
+    assert [(e.name, e.severity) for e in local.run.events] == [(EventName.SYNC_FAILED, severity)], (
+        "once, not at every try"
+    )
     connection.unwell(StoreOutage("something else", where="b2"))
     connection.well()
     connection.well()

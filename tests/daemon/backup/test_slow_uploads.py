@@ -36,9 +36,7 @@ async def test_a_trainer_that_keeps_one_checkpoint_gets_each_stored_that_is_begu
     assert "upload-abandoned" not in b2.names()
 
 
-async def test_room_for_the_next_save_comes_first(
-    b2: World, server: B2Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_room_for_the_next_save_comes_first(b2: World, server: B2Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only podwatch still has is released when the disk gets short; two lost in a row are critical."""
     short = [False]
     monkeypatch.setattr("podwatch.daemon.backup.outbox.Outbox._lacks_room", lambda *_: short[0])
@@ -64,11 +62,10 @@ async def test_room_for_the_next_save_comes_first(
 async def test_two_that_the_trainer_changed_in_a_row_are_critical(b2: World, server: B2Server) -> None:
     """A link shares its file with the trainer's name: what is written into is another save."""
     server.fault(UPLOAD, "slow", seconds=3, count=500)
-    backup = None
+    backup = await b2.start()
     for lost, step in enumerate((5, 10), 1):
         root = b2.save(step, 9 * MB)
         b2.scan()
-        backup = backup or await b2.start()
         await until(partial(lambda step: backup.status().uploading_step == step, step))
         with (root / "model.bin").open("r+b") as file:
             file.write(b"other")

@@ -24,7 +24,8 @@ ELSEWHERE = "on an earlier pod"
 
 @dataclass(slots=True)
 class StoreRetention:
-    """Loop-side object. ``named`` as in ``store.publish.Publisher``. ``warnings``: why old saves stay in the store, if so."""
+    """Loop-side object. ``named`` as in ``store.publish.Publisher``. ``warnings``: why old saves stay in the store, if
+    so."""
 
     sync: SyncSettings
     connection: StoreConnection
