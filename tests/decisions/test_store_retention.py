@@ -1,4 +1,4 @@
-"""Which saves, unfinished uploads, pointers and other objects retention deletes from the store: a test for each rule."""
+"""Which saves, uploads, pointers and other objects retention deletes from the store: a test for each rule."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
