@@ -327,6 +327,7 @@ async def test_what_only_links_have_is_sent_only_in_the_boot_that_inspected_it(
     await backup.sync_now()
     await until(lambda: local.links() == [])
     assert local.newest() == 10
+    assert (5 in [event.fields["step"] for event in local.events("upload-started")]) is sent
 
 
 async def test_links_of_an_earlier_boot_are_sent_once_the_checkpoint_is_found_complete(local: World) -> None:
@@ -349,6 +350,7 @@ async def test_an_upload_of_another_run_on_this_disk_is_left_alone(local: World)
     await until(lambda: backup.holds and backup.status().listed)
     await asyncio.sleep(0.3)
     assert local.stored() == set()
+    assert "upload-started" not in local.names()
 
 
 # -- another pod
