@@ -120,7 +120,6 @@ def test_a_corrected_key_is_used_when_the_operator_asks_for_a_backup(rig: Rig, s
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 42")
 def test_a_run_that_ended_can_be_archived(rig: Rig, elsewhere: Path) -> None:
     """Nothing trains, and podwatch has left: its last heartbeat says so. Seen today: it counts as alive for 15 min."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}").start()

@@ -210,6 +210,14 @@ def test_a_finished_run_whose_last_start_made_no_step_shows_its_checkpoint():
     assert verdict(document) == "TRAINING IS FINISHED (newest checkpoint: step 85)"
 
 
+def test_while_a_claim_settles_the_store_row_says_for_how_long():
+    view = views.healthy()
+    document = build_status(replace(view, sync=replace(view.sync, settles_in=65.4)))
+    assert document["sync"]["settles_in_seconds"] == 65
+    (row,) = [text for label, text, _ in rows(document) if label == "store"]
+    assert row.endswith("this pod's claim of the run is decided in 65 s, nothing is published before")
+
+
 def test_a_store_that_podwatch_refuses_to_use_is_not_called_unconfigured():
     document = build_status(views.not_backed_up())
     assert "store       none configured" in render(document)

@@ -54,6 +54,7 @@ ROWS = {
     "a claim that has waited": (replace(HOLDING, own=OwnClaim(MINE, waited=150.0)), A.HOLD, 4, False, False),
     "the holder": (HOLDING, A.HOLD, 4, False, False),
     "superseded": (LOST, A.SUPERSEDED, 5, True, True),
+    "superseded, and the other claim is gone": (replace(HOLDING, lost=True), A.SUPERSEDED, 4, True, True),
     "superseded before this life, and it trains": (
         replace(WATCHING, last=Claim(2, "x"), training=True), A.SUPERSEDED, 3, True, True,
     ),

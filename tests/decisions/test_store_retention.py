@@ -1,4 +1,4 @@
-"""Which saves, unfinished uploads, pointers and other objects retention deletes from the store: one row for each rule."""
+"""Which saves, uploads, pointers and other objects retention deletes from the store: a test for each rule."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, StoredFile
 from podwatch.store.inventory import Inventory, PointerSeen, Stored, Unfinished
-from podwatch.store.retention import RetentionRules, keeps, milestones, plan
+from podwatch.store.retention import RetentionRules, keeps, milestones, named_lately, plan
 
 HOUR = 3600.0
 NOW = 1.7e9
@@ -110,6 +110,13 @@ def test_what_a_pointer_of_this_life_has_named_stays(world: World) -> None:
     assert world.deleted(named={(3, "s3")}) == [1, 2, 4]
 
 
+def test_what_it_named_counts_for_a_day() -> None:
+    """Else a podwatch that is never restarted would never delete what it has published."""
+    named = {(1, "s1"): 1000.0, (2, "s2"): 1000.0 + HOUR}
+    assert named_lately(named, 1000.0 + 24 * HOUR, LAST_TWO) == {(2, "s2")}
+    assert named_lately(named, 1000.0 + 25 * HOUR, LAST_TWO) == frozenset()
+
+
 def test_what_the_highest_pointer_names_stays_however_old(world: World) -> None:
     world.pointers.insert(0, pointer(1, 7, OLD + 7 * HOUR))
     assert world.deleted() == [2, 3, 4]
@@ -119,6 +126,13 @@ def test_what_the_highest_readable_pointer_names_stays_where_its_save_is_whole(w
     """The highest pointer names nothing whole: a reader goes to the next one."""
     world.pointers = [pointer(9, 9, OLD + 9 * HOUR), pointer(1, 8, OLD + 8 * HOUR)]
     assert 1 not in world.deleted()
+
+
+def test_what_the_highest_pointer_names_stays_also_while_an_object_of_it_is_missing(world: World) -> None:
+    """Its pod sends that object again."""
+    world.saves[0] = replace(world.saves[0], problem="an object is missing")
+    world.pointers.insert(0, pointer(1, 7, OLD + 7 * HOUR))
+    assert world.deleted() == [2, 3, 4]
 
 
 def test_what_any_pointer_of_the_last_day_names_stays(world: World) -> None:

@@ -136,6 +136,7 @@ def test_a_claim_of_another_pod_is_noticed_at_the_next_publication(world: World)
     assert not any("pointers" in key or "manifest" in key for key in new)
     assert world.lease.decision.act is LeaseAction.SUPERSEDED
     world.store.data.pop(KEYS.claim(2, "aa"))
+    assert world.lease.look(world.store).act is LeaseAction.SUPERSEDED, "for the rest of this life"
     with pytest.raises(LeaseLost):
         world.publisher.publish(sent, AUTHOR)
 

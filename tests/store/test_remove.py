@@ -108,6 +108,12 @@ def test_pointers_are_listed_again_before_each_deletion(world: World) -> None:
     assert "intent.json" in world.names(9, "u9")
 
 
+def test_and_before_each_unfinished_upload(world: World) -> None:
+    world.when_deleting("step_2/s2/intent.json", lambda: world.publish(5))
+    assert [step for step, _, _ in world.carry_out().saves] == [1, 2]
+    assert "intent.json" in world.names(9, "u9")
+
+
 def test_a_save_that_was_pinned_since_stays(world: World) -> None:
     world.store.put(KEYS.save(1, "s1") + "pinned", b"\n")
     assert [step for step, _, _ in world.carry_out().saves] == [2, 9]

@@ -30,7 +30,7 @@ from podwatch.store.lease import Lease
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage, too_late
 from podwatch.store.publish import LeaseLost, PiecesMissing, Publisher
 from podwatch.store.remove import Remover
-from podwatch.store.retention import RetentionRules, plan
+from podwatch.store.retention import RetentionRules, named_lately, plan
 
 KEYS = RunKeys("run", "prefix")
 CLIENT_TIMEOUT, LATEST_APPLY, STALEST = 60.0, 85.0, 25.0
@@ -554,7 +554,8 @@ class SimPod:
     def _retain(self) -> None:
         inventory = take_inventory(self.store, KEYS, self.cache)
         live = {(s.step, s.save_id) for s in self.saves[-1:]}
-        wanted = plan(inventory, RULES, live=live, named=self.publisher.named if self.named_counts else ())
+        named = named_lately(self.publisher.named, self.boottime(), RULES) if self.named_counts else frozenset()
+        wanted = plan(inventory, RULES, live=live, named=named)
         removed = self.remover.carry_out(wanted, inventory)
         self.world.tale.removed += sum("never" not in why for _, _, why in removed.saves)
         self.world.tale.swept += sum("never" in why for _, _, why in removed.saves)

@@ -223,7 +223,7 @@ def _stored_documents(
     return [
         StoredDocument(
             save.step, save.save_id, save.key in here, save.bytes, save.wall,
-            save.manifest.lineage if save.manifest is not None else "",
+            save.manifest.lineage if save.manifest is not None else "", save.generation, save.pinned,
             here.get(save.key) in catalogue.records.restored,
         ).to_json()
         for save in inventory.saves
@@ -541,5 +541,17 @@ def quarantine_line(entry: "Entry", now: float) -> str:
 def sync(where: Where, step: int | None, wait: bool, as_json: bool) -> None:
     """Upload and publish a checkpoint now."""
     params = {"step": step, "wait": wait}
+    if wait:
+        _say_why_it_waits(where)
     answer = ask(where, "sync", params, purpose="upload a checkpoint", timeout=None if wait else 30.0)
     say(answer, as_json=as_json)
+
+
+def _say_why_it_waits(where: Where) -> None:
+    """On standard error: nothing is published while this pod's claim settles."""
+    from podwatch.client.status_screen import settling
+    from podwatch.client.status_verdict import section
+
+    document = ask(where, "status", purpose="upload a checkpoint")
+    if why := settling(section(document, "sync")):
+        click.echo(f"{why[0].upper()}{why[1:]}.", err=True)

@@ -416,7 +416,7 @@ def _not_sent(counters: Document) -> str:
 
 
 def _holder(sync: Document) -> str:
-    """Which other pod holds or may train the run; empty if this pod does."""
+    """Which other pod holds or may train the run, or when this one publishes; empty if it does."""
     if sync.get("superseded"):
         who = f" {clean(sync['holder'])}" if sync.get("holder") else ""
         return f"SUPERSEDED by pod{who}: this pod no longer uploads checkpoints"
@@ -424,7 +424,15 @@ def _holder(sync: Document) -> str:
         return "control.json assigns this run to another pod: this pod does not train it"
     if sync.get("standing") == "watching":
         return f"this pod does not train: pod {clean(sync.get('holder') or 'unknown')} possibly still does"
-    return ""
+    return settling(sync)
+
+
+def settling(sync: Document) -> str:
+    """How long this pod's claim of the run settles, if it does; else empty."""
+    seconds = sync.get("settles_in_seconds")
+    if seconds is None:
+        return ""
+    return f"this pod's claim of the run is decided in {span(seconds)}, nothing is published before"
 
 
 _CANNOT = "the store cannot be used: "

@@ -13,7 +13,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, checkpoint_facts, facts_of
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
-from podwatch.daemon.store_wiring import make_restorer
+from podwatch.daemon.store_wiring import make_restore
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
@@ -178,8 +178,7 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
     )
     restore = None
     if parts.backup is not None:
-        restorer = make_restorer(settings, run)
-        restore = RestoreThread(restorer, "evaluation fetch")
+        restore = make_restore(settings, run, parts.backup, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
     if what:

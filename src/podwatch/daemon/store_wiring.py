@@ -24,7 +24,7 @@ from podwatch.store.objects.directory import is_on_file_system_of
 if TYPE_CHECKING:
     from podwatch.daemon.checkpoint_loop import Rescans
     from podwatch.daemon.components import Choices, Run
-    from podwatch.store.restore.restore import Restorer
+    from podwatch.store.restore.thread import RestoreThread
 
 
 def no_backup(settings: Settings, same_disk_store: bool) -> str:
@@ -51,7 +51,7 @@ def make_backup(
     )  # fmt: skip
     stock = Stock(connection.keys, catalogue.records, side.identity, settings.sync.keep_every)
     outbox = Outbox(run.paths.state / "uploads", run.workspace, settings.disk.margin)
-    named = set[SaveKey]()
+    named = dict[SaveKey, float]()
     parts = StoreParts(
         connection, lease, LeaseKeeper(lease, connection, clock, side), named, stock, outbox,
         Uploads(settings, connection, outbox),
@@ -70,14 +70,17 @@ def timing_of(settings: Settings) -> LeaseTiming:
 # -- restores --------------------------------------------------------------------------------------------------------
 
 
-def make_restorer(settings: Settings, run: "Run") -> "Restorer":
-    """The Restorer of this run, which reads the store's key at each use."""
+def make_restore(settings: Settings, run: "Run", backup: Backup, name: str) -> "RestoreThread":
+    """A thread for restores of this run, which reads the key at each use. What it fetches stays in the store."""
     from podwatch.store.keys import RunKeys
     from podwatch.store.objects.access import access_for
     from podwatch.store.objects.open import parse_url
     from podwatch.store.restore.restore import Restorer, StoreOfRun
+    from podwatch.store.restore.thread import RestoreThread
 
     url = settings.sync.store
     keys = RunKeys(settings.run_id, parse_url(url).prefix)
     store = StoreOfRun(url, keys, lambda: access_for(run.config.settings), settings.sync.connections)
-    return Restorer(store, run.layout, run.workspace, run.record_files)
+    restore = RestoreThread(Restorer(store, run.layout, run.workspace, run.record_files), name)
+    backup.restores.append(restore)
+    return restore

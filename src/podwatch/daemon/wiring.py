@@ -179,12 +179,10 @@ def _store(
         return Store(None, None, "", wandb, elsewhere=True)
     if not settings.sync.store or refused:
         return Store(None, None, refused, wandb)
-    from podwatch.daemon.store_wiring import make_backup, make_restorer  # a daemon without a store does not need it
-    from podwatch.store.restore.thread import RestoreThread
+    from podwatch.daemon.store_wiring import make_backup, make_restore  # a daemon without a store does not need it
 
     backup = make_backup(settings, run, checkpoints.catalogue, processes, exits, wandb, checkpoints.rescans, choices)
-    restorer = make_restorer(settings, run)
-    return Store(backup, RestoreThread(restorer, "restore"), refused, wandb)
+    return Store(backup, make_restore(settings, run, backup, "restore"), refused, wandb)
 
 
 def _training(

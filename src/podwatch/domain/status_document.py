@@ -107,6 +107,10 @@ class StoredDocument(Document):
     size_bytes: Whole | None = None
     stored_at: At = None
     lineage: Text | None = None
+    generation: Whole | None = None
+    """Of the life of podwatch that published it."""
+    pinned: Flag | None = None
+    """It has a pin in the store, which every pod obeys."""
     restored: Flag | None = None
 
 
@@ -468,6 +472,8 @@ class SyncDocument(Document):
     another pod."""
     generation: Whole
     """Of the holder."""
+    settles_in_seconds: Whole | None
+    """Until this pod's claim of the run is decided: what is sent meanwhile is published then; null: none settles."""
     holder: Text
     """The other pod, if another pod holds the run."""
 

@@ -224,6 +224,7 @@ def _sync(store: StoreFacts) -> SyncDocument:
         calls={name.lower(): count for name, count in store.calls.items()},
         standing="alone" if standing is None else standing.act,
         generation=0 if standing is None else standing.generation,
+        settles_in_seconds=_whole(store.settles_in),
         holder="" if standing is None else standing.holder,
     )
 

@@ -37,15 +37,15 @@ class PiecesMissing(IntegrityError):  # noqa: N818
 
 @dataclass(slots=True)
 class Publisher:
-    """One per life of podwatch. ``named``: the saves that its own pointers have named, which a listing may not show
-    yet."""
+    """One per life of podwatch. ``named``: when its own pointers last named a save, in boottime: a listing may not
+    show them yet."""
 
     store: RunObjects
     keys: RunKeys
     lease: Ownership
     clock: StoreClock
     nonce: Callable[[], str] = lambda: secrets.token_hex(4)
-    named: set[tuple[int, str]] = field(default_factory=set)
+    named: dict[tuple[int, str], float] = field(default_factory=dict)
     _seq: int = 0
     _manifests: dict[tuple[int, str], tuple[SaveManifest, bytes]] = field(default_factory=dict)
 
@@ -166,7 +166,7 @@ class Publisher:
             manifest_size=size, total_bytes=0 if save is None else save.bytes,
         )  # fmt: skip
         if save is not None:
-            self.named.add(save.key)
+            self.named[save.key] = self.clock.boottime()
         data = pointer.to_bytes()
         self.store.put(self.keys.pointer(permit.generation, seq, self.nonce()), data, until=permit.until)
         with contextlib.suppress(RemoteError):  # a copy, which can be one save behind: the pointer decides

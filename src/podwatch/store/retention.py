@@ -7,7 +7,7 @@ deleting others never makes another one the first. All ages are by the store's c
 the time of the newest document.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from podwatch.store.inventory import Inventory, PointerSeen, SaveKey, Stored, Unfinished
@@ -72,6 +72,12 @@ def plan(
         tuple(key for key, wall in inventory.tmp if now - wall >= 86400.0),
         blocked,
     )
+
+
+def named_lately(named: Mapping[SaveKey, float], boottime: float, rules: RetentionRules) -> frozenset[SaveKey]:
+    """What this pod's own pointers named less than a day ago. Older ones every listing shows, and it alone counts:
+    else nothing that one life of podwatch published would ever be deleted by it."""
+    return frozenset(key for key, since in named.items() if boottime - since < rules.named)
 
 
 def keeps(inventory: Inventory, rules: RetentionRules, step: int, *, lineage: str, pinned: bool = False) -> bool:

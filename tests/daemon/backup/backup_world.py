@@ -1,4 +1,4 @@
-"""A pod with checkpoints on its disk, a real catalogue, journal and lease, and a backup of it in a store of any kind."""
+"""A pod with checkpoints on its disk, a real catalogue, journal and lease, and a backup in a store of any kind."""
 
 import asyncio
 import os
@@ -49,6 +49,9 @@ class QuickClock(SystemClock):
     def wall(self) -> float:
         return super().wall() + self.later
 
+    def boottime(self) -> float:
+        return super().boottime() + self.later
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.05))
 
@@ -83,7 +86,7 @@ class StandInRun:
             config=SimpleNamespace(settings=SimpleNamespace()), guard=self, own=self,
         )  # fmt: skip
         run.config = SimpleNamespace(settings=self)
-        parts: tuple[Any, ...] = (self, self, SimpleNamespace(now=lambda known: dict(known)), self)
+        parts: tuple[Any, ...] = (self, self, SimpleNamespace(now=dict), self)
         return RunSide(self.settings, cast(Any, run), *parts, pod=pod)
 
     def owns(self, found: object) -> bool:
@@ -122,6 +125,8 @@ class World:
             }
         )  # fmt: skip
         (directory / "state").mkdir(exist_ok=True)
+        if url.startswith("file://"):
+            Path(url.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
         self.clock, self.held = QuickClock(), HeldBack()
         layout = make_layout(self.settings)
         self.workspace = Workspace(self.output).probe()
@@ -131,6 +136,7 @@ class World:
         self.catalogue = self._catalogue()
         self.journal_path = directory / "state" / "journal.sqlite"
         self.backups: list[Backup] = []
+        self.timing, self.stands_by = TIMING, True
 
     def _catalogue(self) -> Catalogue:
         records = CheckpointRecords(boot_id=boot_id())
@@ -163,8 +169,8 @@ class World:
 
     def links(self) -> list[str]:
         """Names of ours for the trainer's files."""
-        found = (path for path in self.directory.rglob("*") if "/uploading/" in str(path) and path.is_file())
-        return sorted(str(path).partition("/uploading/")[2] for path in found)
+        found = (f"{folder}/{name}" for folder, _, names in os.walk(self.directory) for name in names)
+        return sorted(name.partition("/uploading/")[2] for name in found if "/uploading/" in name)
 
     def lists(self) -> list[str]:
         """What is recorded of uploads."""
@@ -176,10 +182,10 @@ class World:
         connection = StoreConnection(self.settings, self.clock, self.run.events.append)
         pod = Pod(self.name, f"machine-{self.name}", "boot", "place", f"host-{self.name}")
         side = self.run.side(pod)
-        lease = Lease(pod, connection.keys, self.clock, side, TIMING, stands_by=True)
+        lease = Lease(pod, connection.keys, self.clock, side, self.timing, stands_by=self.stands_by)
         stock = Stock(connection.keys, self.catalogue.records, (), self.settings.sync.keep_every)
         outbox = Outbox(self.directory / "state" / "uploads", self.workspace, 1.1)
-        named = set[SaveKey]()
+        named = dict[SaveKey, float]()
         self.retention = StoreRetention(self.settings.sync, connection, side, stock, lease, named, self.clock)
         parts = StoreParts(
             connection, lease, LeaseKeeper(lease, connection, self.clock, side), named, stock, outbox,
@@ -234,6 +240,11 @@ class World:
         for path in self.objects().values():
             info = path.stat()
             os.utime(path, (info.st_atime - seconds, info.st_mtime - seconds))
+
+    def pass_days(self, days: float) -> None:
+        """For the store and this pod's clocks."""
+        self.age(days * 86400.0)
+        self.clock.later += days * 86400.0
 
     # -- what was reported
 

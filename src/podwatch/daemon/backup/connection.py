@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from podwatch.config.settings import Settings
-from podwatch.domain.errors import HostError, IntegrityError, InternalError, PodwatchError, is_refusal
+from podwatch.domain.errors import HostError, IntegrityError, InternalError, PodwatchError, RemoteError, is_refusal
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.store.budget import CallBudget
@@ -25,6 +25,10 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 
 T = TypeVar("T")
+SILENT_SECONDS = 120.0
+"""A call during which the store answers nothing for this long hangs: a directory on a network can, for ever. Servers
+are given up sooner."""
+SILENT = f"the store has not answered for {SILENT_SECONDS:.0f} s"
 NOT_OF_THE_STORE = (LeaseLost, LeaseUnsettled)
 """Reported where it is found: the store itself answered."""
 
@@ -54,6 +58,9 @@ class StoreConnection:
         self._what = ""
         self._lock = threading.Lock()
         self._calls = dict[str, Counter[str]]()
+        self._asked = 0
+        self._silence: tuple[object, float] = (None, 0.0)
+        """(what the store has answered so far, since when nothing more), while a call is in progress."""
 
     @property
     def skew(self) -> float | None:
@@ -73,6 +80,7 @@ class StoreConnection:
 
     def now(self, work: Callable[[Objects], T]) -> T:
         """The same from the store's own thread."""
+        self._asked += 1
         if self._objects is None:
             self._opened += 1
             self._objects = open_objects(self.url, access_for(self._settings))
@@ -106,6 +114,18 @@ class StoreConnection:
     def shortage(self) -> str:
         with self._lock:
             return self.budget.shortage(self._clock.wall())
+
+    def judge_silence(self) -> None:
+        """Call every few seconds: a call that hangs is trouble, which ends with its answer."""
+        store, now = self._objects, self._clock.monotonic()
+        calls = 0 if store is None else store.calls.total()
+        answered = (self._asked, calls) if self._worker.busy_seconds else None
+        if answered is None or answered != self._silence[0]:
+            self._silence = (answered, now)
+            if self._what == SILENT:
+                self.well()
+        elif now - self._silence[1] >= SILENT_SECONDS:
+            self.unwell(RemoteError(SILENT, where=self.url, fix="see whether the network and the store's host work"))
 
     def well(self) -> None:
         """The store has done what it was asked."""

@@ -15,7 +15,7 @@ from podwatch.store.lease import Lease
 from podwatch.store.objects.base import Objects
 from podwatch.store.publish import LeaseLost, LeaseUnsettled
 from podwatch.store.remove import Removed, Remover
-from podwatch.store.retention import RetentionPlan, RetentionRules, plan
+from podwatch.store.retention import RetentionPlan, RetentionRules, named_lately, plan
 from podwatch.system.clock import Clock
 
 ELSEWHERE = "on an earlier pod"
@@ -24,15 +24,15 @@ ELSEWHERE = "on an earlier pod"
 
 @dataclass(slots=True)
 class StoreRetention:
-    """Loop-side object. ``named``: the saves that pointers of this life have named.
-    ``warnings``: why old saves stay in the store, if so."""
+    """Loop-side object. ``named`` as in ``store.publish.Publisher``. ``warnings``: why old saves stay in the store, if
+    so."""
 
     sync: SyncSettings
     connection: StoreConnection
     run: RunSide
     stock: Stock
     lease: Lease
-    named: set[SaveKey]
+    named: dict[SaveKey, float]
     clock: Clock
     warnings: tuple[str, ...] = ()
     tidied: bool = False
@@ -45,7 +45,8 @@ class StoreRetention:
 
     def plan_of(self, inventory: Inventory, live: Collection[SaveKey]) -> RetentionPlan:
         rules = RetentionRules(self.sync.keep_last, self.sync.keep_every)
-        return plan(inventory, rules, pins=self.run.pins.keys(), live=live, named=self.named)
+        named = named_lately(self.named, self.clock.boottime(), rules)
+        return plan(inventory, rules, pins=self.run.pins.keys(), live=live, named=named)
 
     async def prune(self, live: Collection[SaveKey]) -> bool:
         """Remove what retention does not keep; whether the store was listed. ``live``: saves in use on this pod. Never
