@@ -4,6 +4,7 @@ import http.server
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -132,3 +133,15 @@ def test_a_run_that_ended_can_be_archived(rig: Rig, elsewhere: Path) -> None:
     assert daemon.stop() == 0
     done = daemon.command("runs", "archive", rig.run_id, "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_while_a_claim_settles_a_backup_that_is_waited_for_says_for_how_long(rig: Rig, elsewhere: Path) -> None:
+    daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__claim_wait="40s").start("--fresh")
+    daemon.wait_for(lambda: status(daemon)["checkpoints"]["newest_complete_step"] is not None, 40, "a checkpoint")
+    assert status(daemon)["sync"]["settles_in_seconds"] <= 40
+    done = daemon.command("sync", "--wait", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"claim of the run is decided in \d+ s, nothing is published before", done.stderr), done
+    assert newest_stored(status(daemon)) is not None
+    assert status(daemon)["sync"]["settles_in_seconds"] is None
