@@ -105,7 +105,7 @@ fuzz: $(STAMP)   ## every parser of checkpoints, 25 times as long as in the defa
 	@HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -q $(PARALLEL) --timeout 1800 -m '' tests/checkpoints/test_fuzz.py tests/checkpoints/test_structure.py $(ARGS)
 
 test-disk: $(STAMP)  ## hundreds of saves on a small disk, by a real writer: make test-disk N=300
-	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/retention/test_saving_process.py tests/blackbox/test_disk_at_proportions.py tests/policy/test_disk_forecast.py --timeout 3600 $(ARGS)
+	@PODWATCH_DISK_SAVES=$(or $(N),300) $(BIN)/python -m pytest -m '' tests/disk/test_saving_process.py tests/blackbox/test_disk_at_proportions.py tests/decisions/test_next_save.py --timeout 3600 $(ARGS)
 
 test-systemd: $(STAMP)  ## under a real systemd, booted in a container (root, systemd-container)
 	@$(BIN)/python -m pytest tests/suites/systemd $(ARGS)

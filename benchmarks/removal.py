@@ -22,10 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, parser, percentile
+from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
+from podwatch.disk.remove import Remover
 from podwatch.domain.event import Event
-from podwatch.journal.journal import Journal
-from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
@@ -97,11 +96,10 @@ class Beside:
 
 async def ours(root: Path, beside: Beside) -> None:
     workspace = Workspace(root / "out").probe()
-    journal = Journal.open(root / "journal.sqlite")
     events: list[Event] = []
-    remover = Remover(workspace, journal, SystemClock(), events.append)
-    removal = Removal(RemovalKind.STORED_SET, 1, "benchmark", 5)
-    plan = RemovalPlan((removal,), (), Trigger.ROOM, 1, 0, False)
+    remover = Remover(workspace, SystemClock(), events.append)
+    removal = Removal(RemovalKind.STORED, 1, "benchmark", 5)
+    plan = RemovalPlan((removal,))
     worker = Worker("removals")
     where = (root / "out" / "checkpoints" / "step_5",)
 
@@ -114,7 +112,6 @@ async def ours(root: Path, beside: Beside) -> None:
         await beside.run(work)
     finally:
         worker.close()
-        journal.close()
 
 
 async def rm(root: Path, beside: Beside) -> None:

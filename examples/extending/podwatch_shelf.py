@@ -1,11 +1,9 @@
 """A layout in a package of its own: docs/contributing.md."""
 
 import re
-from collections.abc import Sequence
 
-from podwatch.checkpoints.command_line import program
+from podwatch.checkpoints.command_table import CommandSign, CommandTable, ResumeRule, command_of
 from podwatch.checkpoints.layout import Kind, Layout, Recognition, Site
-from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import step_names
 from podwatch.checkpoints.table import SaveEnd, TrainerTable
 from podwatch.checkpoints.table_layout import TableLayout
@@ -24,11 +22,12 @@ TABLE = TrainerTable(
 )
 
 
-def preset(_site: Site, _command: Sequence[str]) -> Preset:
-    return Preset(add=("--resume", "{checkpoint}"), flags=("--resume",))
-
-
-TRAINER = Trainer("shelf", preset, table=lambda _site: TABLE)
+COMMAND = CommandTable(
+    signs=(CommandSign(modules=("shelf",)),),
+    resume=ResumeRule(add=("--resume", "{checkpoint}"), drop=("resume",)),
+    target=("max_steps",),
+)
+TRAINER = Trainer("shelf", COMMAND, lambda _site: TABLE)
 LOG = TrainerLog(steps=(StepPattern(re.compile(r"^shelf step (\d{1,12}): loss ")),))
 PROCESSES = ProcessNames(programs={"shelf": ProcessRole.TRAINER})
 
@@ -38,9 +37,8 @@ def make(site: Site) -> Layout:
 
 
 def recognise(site: Site) -> Recognition | None:
-    module = program(site.command, site.working_directory).runs("shelf")
-    if module:
-        return Recognition("shelf", f"the command runs {module}", certain=True)
+    if by_command := COMMAND.recognised("shelf", command_of(site), certain=True):
+        return by_command
     for name in step_names(site.output_dir, STEP).values():
         if (site.output_dir / name / "DONE").is_file():
             return Recognition("shelf", f"{name} contains DONE", certain=True)

@@ -1,5 +1,6 @@
 """The configuration changes while training runs: the difference is shown, and the running command is printed."""
 
+import json
 import signal
 import tomllib
 
@@ -45,3 +46,23 @@ def test_a_changed_command_is_shown_and_the_running_one_is_printed(rig: Rig) -> 
     daemon.process.send_signal(signal.SIGHUP)
     daemon.wait_for(lambda: "command-changed" not in reasons(daemon), 30, "nothing differs any more")
     assert len(rig.starts) == 1
+
+
+def test_a_log_that_training_writes_is_no_configuration(rig: Rig) -> None:
+    """It changes as long as training runs, and the file beside it only when the operator changes it."""
+    log, config = rig.output.parent / "train.log", rig.output.parent / "more.toml"
+    log.write_text("of an earlier start\n")
+    config.write_text("a = 1\n")
+    line = ["bash", "-o", "pipefail", "-c", '"$@" 2>&1 | tee -a train.log', "train", *rig.command(), "@", "more.toml"]
+    daemon = rig.daemon(trainer__command=line).start()
+    running(daemon, rig, step=5)
+    assert log.stat().st_size > 100
+
+    def changed() -> list[str]:
+        plan = json.loads(daemon.command("restart", "--dry-run", "--json").stdout)
+        found: list[str] = plan["changed_since_last_start"]
+        return found
+
+    assert changed() == []
+    config.write_text("a = 2\n")
+    assert changed() == [str(config)]

@@ -170,7 +170,7 @@ def test_no_save_meets_a_full_disk_whatever_the_store_does(
         daemon = rig.daemon(
             {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url},
             trainer__command=None, trainer__supervise="attach", trainer__save_grace=None, trainer__stop_grace=None,
-            checkpoints__rescan="0.1s", checkpoints__settle="0.05s", disk__lead="1h",
+            checkpoints__rescan="0.1s", checkpoints__settle="0.05s",
             disk__prune_above="85%", disk__prune_to="75%",
             sync__store=f"b2://{BUCKET}", sync__sweep="1s",
         ).start()  # fmt: skip

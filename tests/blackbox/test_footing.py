@@ -172,7 +172,7 @@ def test_it_adopts_restarts_and_returns_to_disk(rig: Rig, elsewhere: Path, name:
     connection = sqlite3.connect(database(rig))
     unsettled = {kind for (kind,) in connection.execute("SELECT kind FROM intents WHERE state = 'open'")}
     connection.close()
-    assert unsettled <= {"hold", "prune"}, "a removal that the end cut off is finished by the next podwatch"
+    assert unsettled <= {"hold"}
     assert run_json(rig)["stopping"] is None
 
 

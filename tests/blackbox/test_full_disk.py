@@ -54,7 +54,7 @@ def test_at_a_hundred_percent_it_frees_space_says_so_and_comes_back(full: Rig) -
     rig = full
     daemon = rig.daemon(
         state_dir=str(rig.output.parent / "state"), trainer__command=None, trainer__supervise="attach",
-        disk__lead="1h", disk__prune_above="85%", disk__prune_to="75%",
+        disk__prune_above="85%", disk__prune_to="75%",
     ).start()  # fmt: skip
     daemon.wait_event("daemon-started", 20)
     for step in (5, 10, 15):

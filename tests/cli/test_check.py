@@ -17,6 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli.check import examine, machine, other_programs, training_command
 from podwatch.cli.check.machine import Gpu, gpus
@@ -105,7 +106,7 @@ def test_the_program_is_looked_for_on_the_path_that_training_will_have(
     ],
 )
 def test_a_pipe_that_hides_a_crash(argv: tuple[str, ...], hidden: bool) -> None:
-    assert training_command.hides_exit_code(argv) is hidden
+    assert Command(argv).hides_exit_code() is hidden
 
 
 def test_a_wandb_key_or_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,13 +14,13 @@ import pytest
 from podwatch.daemon import state_check
 from podwatch.daemon.paths_and_run_lock import RunLock
 from podwatch.daemon.state_check import StateCheck, open_journal
+from podwatch.disk.remove import Remover
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.run import IntentKind, Mutation, MutationGuard
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
 from podwatch.recovery.run_file import RunFile
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.mounts import small_mount
@@ -151,8 +151,8 @@ async def test_without_a_database_training_is_restarted_and_nothing_deleted(tmp_
     (finding,) = stand.check.findings()
     assert "still restarts training" in finding.summary
     assert "deletes nothing and publishes nothing" in finding.summary
-    with pytest.raises(HostError, match="cannot prune"):
-        stand.journal.open_intent(IntentKind.PRUNE, {})
+    with pytest.raises(HostError, match="cannot hook"):
+        stand.journal.open_intent(IntentKind.HOOK, {})
     kept = stand.journal.open_incident("hang", "meanwhile")
     database.rmdir()
     await stand.until(lambda: stand.allowed() == EVERYTHING)
@@ -170,7 +170,7 @@ async def test_retention_removes_nothing_without_a_database(tmp_path: Path) -> N
     await stand.begin()
     workspace = stand.workspace.probe()
     (workspace.trash / "1.5.0").mkdir(parents=True)
-    remover = Remover(workspace, stand.journal, SystemClock(), lambda event: None, stand.guard)
+    remover = Remover(workspace, SystemClock(), lambda event: None, stand.guard)
     assert remover.sweep_trash().problems
     assert (workspace.trash / "1.5.0").is_dir()
     await stand.close()

@@ -13,7 +13,7 @@ from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.facts import Tally, UploadOutcome
-from podwatch.domain.intents import PathToRemove, RemovalIntent, StoreIntent
+from podwatch.domain.intents import StoreIntent
 from podwatch.domain.lease import (
     ClaimDocument,
     Control,
@@ -64,7 +64,6 @@ SAMPLES: list[Document] = [
     Record(3, "vast", 2.0, 1.0, "me", billed=(Billed("vast", "m1", 1.0, 2.0, 3.0, 4.0),), label="l", run_id="run"),
     Status.from_json(build_status(views.after_recovery())),
     StoreIntent(40, "save", "old", ("/a",), ("/b",)),
-    RemovalIntent("stored-set", 40, "old", (PathToRemove("/a", 2**64 - 1, 1, 5),)),
     Tally((UploadOutcome.STORED,), 1.0, 2.0),
     CheckpointRecord(40, "save", "hf", "boot", (RecordedFile("part", "a", 9, 1),), 1.0, {"part": 9}, 3),
     Moment(1.0, "running", True, ((0, 1, 2),), (1, 2), 3, 40, 1.0, 0.5, -0.5),

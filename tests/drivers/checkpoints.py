@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from podwatch.checkpoints import command_line, inspect_child
+from podwatch.checkpoints import inspect_child
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
 from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.known_checkpoints import Catalogue
@@ -248,8 +249,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "torch values": ("model.pt", INSPECTOR.values),
     "a tracker": ("latest", tracker_text),
     "the child's tracker": ("latest", lambda p: inspect_child._tracker(p).text),
-    "a command's toml": ("run.toml", lambda p: command_line.toml_documents(["x", "@", str(p)], None)),
-    "a command's script": ("train.sh", lambda p: command_line.program(["bash", str(p)])),
+    "a command's toml": ("run.toml", lambda p: Command(["x", "@", str(p)], Path("/")).documents),
+    "a command's script": ("train.sh", lambda p: Command(["bash", str(p)]).programs),
     "a mention": ("train.sh", lambda p: prime_rl_run._mentions(p, "secret")),
 }
 """Name -> (a file name that it reads, how)."""

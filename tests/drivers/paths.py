@@ -4,9 +4,8 @@
 training user controls: attacks go through it, so that an operation which is added here is attacked.
 """
 
-import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,17 +20,17 @@ from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.layout import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
+from podwatch.disk.leftovers import Measurements, quarantine_entries
+from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
+from podwatch.disk.remove import Remover
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.quarantine_index import QuarantineIndex
-from podwatch.domain.run import IntentKind, IntentState, Lineage
+from podwatch.domain.run import Lineage
 from podwatch.journal.journal import Journal
-from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
 from podwatch.recovery.run_file import RunFile
-from podwatch.retention.list_trash_and_quarantine import SetAsideUsage, quarantine_entries
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.restore import stage_and_put_in_place
 from podwatch.sync.restore.stage_and_put_in_place import StagingArea
 from podwatch.sync.upload.keep_files_until_sent import Holder
@@ -39,6 +38,7 @@ from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import HIDDEN, RootReplaced
 from podwatch.system.rights import rights_of
+from tests.support.fixed_paths import FixedPaths
 
 __all__ = [
     "HIDDEN", "OPERATIONS", "Guard", "HostError", "Operation", "PodwatchError", "RootReplaced", "as_user",
@@ -168,30 +168,18 @@ class Guard:
     # -- removal
 
     def remover(self) -> Remover:
-        return Remover(self.workspace, self.journal, SystemClock(), self.events.append)
+        return Remover(self.workspace, SystemClock(), self.events.append)
 
     def remove(self, step: int, *paths: Path) -> None:
-        plan = RemovalPlan((Removal(RemovalKind.STORED_SET, 1, "test", step),), (), Trigger.USAGE, 1, 0, False)
+        plan = RemovalPlan((Removal(RemovalKind.STORED, 1, "test", step),))
         self.remover().carry_out(plan, lambda _: paths)
 
-    def had_begun_to_remove(self, step: int, rows: Sequence[Sequence[object]]) -> str:
-        """A podwatch that was killed between two renames. A row is (path, st_dev, st_ino, file type, mtime in
-        seconds). Returns the name in the trash of the first one."""
-        names = ("path", "device", "inode", "kind", "mtime")
-        paths = [dict(zip(names, row, strict=False)) for row in rows]
-        kept = {"kind": "stored-set", "step": step, "reason": "test", "paths": paths}
-        return f"{self.journal.open_intent(IntentKind.PRUNE, kept).id}.{step}.0"
+    def was_killed_while_removing(self, step: int, path: Path) -> None:
+        """After its first rename."""
+        path.rename(self.trash / f"1700000000-1.{step}.0")
 
     def sweep_trash(self) -> None:
         self.remover().sweep_trash()
-
-    def begun(self) -> int:
-        """How much was ever begun."""
-        return len(self.journal.intents())
-
-    def unfinished(self) -> int:
-        """How much that was begun is not done."""
-        return sum(intent.state is not IntentState.DONE for intent in self.journal.intents())
 
     # -- restore and trackers
 
@@ -232,11 +220,7 @@ def _remove(guard: Guard) -> None:
 
 def _half_removed(guard: Guard) -> None:
     """A podwatch that was killed between two renames, and a full trash."""
-    first, second = _ahead(guard)
-    seen = [(p, p.stat()) for p in (first, second)]
-    rows = [(str(p), s.st_dev, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)) for p, s in seen]
-    name = guard.had_begun_to_remove(9, rows)
-    first.rename(guard.workspace.probe().trash / name)
+    guard.probed().was_killed_while_removing(9, _ahead(guard)[0])
 
 
 def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[Guard], None]:
@@ -296,7 +280,11 @@ def _begin(guard: Guard) -> None:
 
 
 def _look(guard: Guard) -> None:
-    SetAsideUsage(guard.workspace, lambda _: [(9, p) for p in _ahead(guard)], keep_seconds=1.0).look(0.0, verified=99)
+    ahead = _ahead(guard)
+    parts = tuple(PartState(path.parent.name, str(path), True, True, 1) for path in ahead)
+    found = CheckpointSet(9, "x", Completeness.COMPLETE, parts, 1, 1, 0.0)
+    layout = FixedPaths([(9, path) for path in ahead])
+    Measurements(guard.workspace, layout, keep_seconds=1.0).measure(0.0, verified=99, checkpoints=[found])
     quarantine.listing(guard.workspace)
     quarantine.free_number(guard.workspace)
 

@@ -46,7 +46,7 @@ def test_writes_go_on_at_zero_bytes_free(small: Path) -> None:
     journal = Journal.open(small / "j.sqlite")
     fill(small)
     for n in range(1000):
-        intent = journal.open_intent(IntentKind.PRUNE, {"n": n})
+        intent = journal.open_intent(IntentKind.HOOK, {"n": n})
         journal.settle(intent.id, IntentState.DONE, "removed")
         assert journal.add_event(note(n)).id > 0
     assert journal.dropped == 0

@@ -153,7 +153,7 @@ def test_a_database_that_cannot_be_written_is_read_on_and_writes_are_counted(tmp
     assert not journal.obstacle.in_memory
     assert journal.events() == [first]
     with pytest.raises(HostError):
-        journal.open_intent(IntentKind.PRUNE, {})
+        journal.open_intent(IntentKind.HOOK, {})
     journal.return_to_disk()
     assert journal.obstacle is None, "that connection could only read; a new one can write"
     assert journal.add_event(note(3)).id > first.id

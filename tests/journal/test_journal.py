@@ -39,7 +39,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     journal = Journal.open(path, wall=lambda: 42.0)
     stored = journal.add_event(event(1))
     intent = journal.open_intent(IntentKind.PUBLISH, {"pid": 12, "names": ["a"]})
-    other = journal.open_intent(IntentKind.PRUNE, {})
+    other = journal.open_intent(IntentKind.HOOK, {})
     journal.settle(other.id, IntentState.DONE, "removed")
     incident = journal.open_incident("silent-death", "engine died", '{"gpu": 0}')
     journal.update_incident(incident.id, resumed_step=10, lost_steps=2)
@@ -57,7 +57,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     assert [(i.id, i.kind, i.data, i.wall) for i in again.open_intents()] == [
         (intent.id, IntentKind.PUBLISH, {"pid": 12, "names": ["a"]}, 42.0)
     ]
-    assert again.open_intents(IntentKind.PRUNE) == []
+    assert again.open_intents(IntentKind.HOOK) == []
     current = again.current_incident()
     assert current is not None
     assert (current.resumed_step, current.lost_steps, current.evidence) == (10, 2, '{"gpu": 0}')
@@ -101,7 +101,7 @@ def test_events_are_bounded_and_page_forward(tmp_path: Path, monkeypatch: pytest
     kept = journal.open_intent(IntentKind.PUBLISH, {})
     for n in range(100):
         journal.add_event(event(n, wall=float(n)))
-        journal.settle(journal.open_intent(IntentKind.PRUNE, {}).id, IntentState.DONE)
+        journal.settle(journal.open_intent(IntentKind.HOOK, {}).id, IntentState.DONE)
     events = journal.events()
     assert 20 <= len(events) <= 30
     assert events[-1].fields["step"] == 99
@@ -252,7 +252,7 @@ def test_an_intent_is_durable_once_it_returned(tmp_path: Path) -> None:
 def test_an_intent_of_a_kind_that_a_newer_podwatch_knows_does_not_stop_an_older_one(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j.sqlite")
     known = journal.open_intent(IntentKind.PUBLISH, {"pid": 1})
-    newer = journal.open_intent(IntentKind.PRUNE, {})
+    newer = journal.open_intent(IntentKind.HOOK, {})
     journal._write("UPDATE intents SET kind = 'teleport' WHERE id = ?", (newer.id,))
     assert [i.id for i in journal.open_intents()] == [known.id]
     assert [i.id for i in journal.intents()] == [known.id]

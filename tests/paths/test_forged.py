@@ -156,35 +156,14 @@ def test_a_damaged_index_moves_nothing_and_is_reported(site: Site, damage: bytes
 # -- a removal that was begun ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_a_removal_that_was_begun_before_a_new_mount_is_finished(site: Site, again: bool) -> None:
-    """The device number is another one now; a directory that was written again since is not taken for the old one."""
+def test_what_a_cut_off_removal_left_is_nobodys_until_it_is_planned_again(site: Site) -> None:
+    """The rest has the name of a step that may be written again: only what is in the trash goes by itself."""
     place = site.guard.probed()
     first, second = site.out / "checkpoints" / "step_9", site.out / "rollouts" / "step_9"
-    rows = []
-    for path in (first, second):
-        s = path.stat()
-        rows.append([str(path), s.st_dev + 17, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime)])
-    first.rename(place.trash / place.had_begun_to_remove(9, rows))
-    if again:
-        second.rename(site.out / "earlier")
-        saved(second)
-    place.sweep_trash()
-    assert second.exists() is again
-    assert list(place.trash.iterdir()) == []
-    assert (place.begun(), place.unfinished()) == (1, 0)
-
-
-def test_an_inode_that_was_given_out_again_is_not_the_old_directory(site: Site) -> None:
-    place = site.guard.probed()
-    first, second = site.out / "checkpoints" / "step_9", site.out / "rollouts" / "step_9"
-    s = second.stat()
-    row = [str(second), s.st_dev, s.st_ino, stat.S_IFMT(s.st_mode), int(s.st_mtime) - 60]
-    gone = [str(first), 0, 0, stat.S_IFDIR, 0]
-    place.had_begun_to_remove(9, [gone, row])
-    first.rename(site.out / "elsewhere")
+    place.was_killed_while_removing(9, first)
     place.sweep_trash()
     assert second.exists()
+    assert list(place.trash.iterdir()) == []
 
 
 # -- what is made in the trainer's directories ------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.config.settings import DiskSettings, SyncSettings
+from podwatch.disk.next_save import NextSave
+from podwatch.disk.plan import DiskFacts, Protection, plan_removals
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
 from podwatch.domain.run import EarlierSave, Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
-from podwatch.policy.local_retention import Protection, RemovalInput, plan_removal
 from podwatch.policy.resume import choose
 from podwatch.policy.store_retention import earlier_newest, plan_remote
 from podwatch.recovery.resume_point import opened
@@ -137,15 +138,14 @@ class Pod:
         protected = {s.step: Protection.EARLIER_BRANCH for s in sets if s.earlier and kept is not None}
         if kept is not None:
             protected[kept] = Protection.EARLIER_NEWEST
-        given = RemovalInput(
+        given = DiskFacts(
             sets,
             DiskSample("/", 1000, 1000, 0),
-            10_000,
-            has_store=True,
+            NextSave(10_000, 0, 10_000, 0),
             stored=frozenset((p.step, p.save_id) for p in self.stored),
             protected=protected,
         )
-        for removal in plan_removal(given, DiskSettings()).removals:
+        for removal in plan_removals(given, DiskSettings()).removals:
             if removal.step is not None and not removal.part:
                 gone = self.disk.pop(removal.step)
                 if self.line.get(removal.step) == gone.save_id:

@@ -103,6 +103,13 @@ def test_an_attached_trainer_is_compared_as_it_runs(attached: Handle, make: Make
     assert "changed since the start" in changed.summary()
 
 
+def test_resume_arguments_of_the_operator_are_no_difference(attached: Handle, make: Make) -> None:
+    settings = make("rl", "@", "train.toml")
+    assert look(RunningCommand(), attached, settings).lines == ("- --max-steps 99",)
+    own = settings.trainer.model_copy(update={"resume_args": ("--max-steps", "{step}")})
+    assert not look(RunningCommand(), attached, settings.model_copy(update={"trainer": own}))
+
+
 def test_another_directory_is_a_difference(attached: Handle, make: Make, tmp_path: Path) -> None:
     settings = make("rl", "@", "train.toml", "--max-steps", "99")
     moved = settings.model_copy(update={"trainer": settings.trainer.model_copy(update={"cwd": tmp_path})})

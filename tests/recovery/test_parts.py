@@ -13,7 +13,7 @@ from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.domain.run_state import RestartHistory, RunState, WrittenAt
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState, observed, unobserved
 from podwatch.recovery import gpus_and_ports_free, quarantine
-from podwatch.recovery.start_plan import added_arguments, changed_configs, config_digests
+from podwatch.recovery.start_plan import changed_configs, config_digests
 from podwatch.system.own_directories import Workspace
 from tests.support.examples import examples
 
@@ -123,13 +123,6 @@ def test_what_is_recorded_survives_a_reboot_in_its_own_time() -> None:
     assert (moved.refused, moved.below) == ({15: "resumed wrong"}, 15)
 
 
-def test_the_arguments_that_were_added() -> None:
-    command = ["uv", "run", "rl", "--ckpt", "--ckpt.resume-step", "5", "tail"]
-    argv = ["uv", "run", "rl", "--ckpt", "--ckpt.resume-step", "40", "tail"]
-    assert added_arguments(command, ["--ckpt.resume-step", "5"], argv) == ["--ckpt.resume-step", "40"]
-    assert added_arguments(["a"], [], ["a"]) == []
-
-
 def test_config_files_are_found_in_every_spelling(quick_dir: Path) -> None:
     for name in ("a.toml", "b.toml", "c.toml"):
         (quick_dir / name).write_text(name)
@@ -138,6 +131,29 @@ def test_config_files_are_found_in_every_spelling(quick_dir: Path) -> None:
     digests = config_digests(argv, quick_dir)
     assert [Path(n).name for n, _ in digests] == ["a.toml", "b.toml", "c.toml"]
     assert changed_configs(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["python", "train.py", "--log_file", "run.txt"], ["train.py"]),
+        (["python", "train.py", "--log_file=run.txt", "--config", "a.toml"], ["a.toml", "train.py"]),
+        (["python", "train.py", "train.log", "--metrics-out", "run.txt"], ["train.py"]),
+        (["sh", "-c", 'python train.py @ a.toml "$@" 2>&1 | tee -a run.txt', "x"], ["a.toml", "train.py"]),
+        (["sh", "-c", "cd sub && python train.py --config b.toml > run.txt", "x"], ["sub/b.toml"]),
+        (["bash", "-c", "cd $SOMEWHERE; python train.py"], []),
+        (["./start.sh", "--lr", "1"], ["a.toml", "start.sh"]),
+        (["bash", "start.sh", "run.txt"], ["a.toml", "run.txt", "start.sh"]),
+    ],
+)
+def test_what_training_writes_is_no_configuration(quick_dir: Path, argv: list[str], named: list[str]) -> None:
+    """A log that the command names changes for as long as training runs."""
+    (quick_dir / "sub").mkdir(exist_ok=True)
+    for name in ("a.toml", "train.py", "train.log", "run.txt", "sub/b.toml"):
+        (quick_dir / name).write_text(name)
+    (quick_dir / "start.sh").write_text("exec rl @ a.toml\n")
+    digests = config_digests(argv, quick_dir)
+    assert [str(Path(n).relative_to(quick_dir)) for n, _ in digests] == named
 
 
 MEMORY = st.integers(0, 80 * GIB)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.disk.leftovers import quarantine_entries
+from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
+from podwatch.disk.remove import Remover
 from podwatch.domain.errors import HostError
 from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.journal.journal import Journal
-from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.list_trash_and_quarantine import quarantine_entries
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.mounts import small_mount
@@ -89,9 +89,9 @@ def test_each_filesystem_counts_and_frees_its_own(volumes: tuple[Workspace, Path
     assert {e.device for e in entries} == {place.output_dir.stat().st_dev, ckpt.stat().st_dev}
     assert all(e.needed and e.step == 15 and e.bytes >= 100_000 for e in entries)
     journal = Journal.open(tmp_path / "journal.sqlite")
-    remover = Remover(place, journal, SystemClock(), lambda _: None)
+    remover = Remover(place, SystemClock(), lambda _: None)
     removals = tuple(Removal(RemovalKind.QUARANTINE, e.bytes, "expired", e.step, e.path) for e in entries)
-    plan = RemovalPlan(removals, (), next(iter(Trigger)), 0, 0, critical=False)
+    plan = RemovalPlan(removals)
     report = remover.carry_out(plan, lambda _: ())
     journal.close()
     assert (report.problems, len(report.done)) == ((), 2)

@@ -16,7 +16,7 @@ from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import Severity
 from podwatch.reporting import wandb
 from podwatch.reporting.deliver_notices import NotSent, document_of
-from podwatch.reporting.wandb import WandbPlan, WandbRun, metrics_of, project_from
+from podwatch.reporting.wandb import WandbPlan, WandbRun, metrics_of
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from tests.reporting import views
@@ -99,14 +99,6 @@ def test_only_the_way_there_is_taken_from_the_training(tmp_path: Path) -> None:
     assert first["dir"] == str(tmp_path / "wandb")
     assert (first["group"], first["job_type"], first["resume"]) == ("r1", "podwatch", "allow")
     assert "k" * 40 not in repr(plan(tmp_path, training=training))
-
-
-def test_the_trainings_own_project() -> None:
-    files = [{"wandb": {"project": "a"}}, {"wandb": {"project": "b"}}, {"wandb": 3}]
-    assert project_from({}, None, files) == "b", "the last file wins, as in prime-rl"
-    assert project_from({}, "flag", files) == "flag"
-    assert project_from({"WANDB_PROJECT": "env"}, "flag", files) == "env"
-    assert project_from({}, None, [{"wandb": {"project": 5}}]) == ""
 
 
 def test_the_figures() -> None:

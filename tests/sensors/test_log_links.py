@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.checkpoints.command import Command
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
 from podwatch.recovery.start_plan import changed_configs, config_digests
@@ -121,6 +122,10 @@ def test_files_that_a_command_names(out: Path, tmp_path: Path) -> None:
     assert [
         a.name.partition("-")[2] for a in configs([str(out / n) for n in ("run.toml", "planted.toml", "fifo.toml")])
     ] == ["run.toml"]
+    (tmp_path / "roots" / "sound.toml").write_text("a = 1\n")
+    (out / "sound.toml").hardlink_to(tmp_path / "roots" / "sound.toml")
+    assert Command(["rl", "@", "sound.toml"], out).documents == [{"a": 1}]
+    assert Command(["rl", "@", "sound.toml"], out, shown=True).documents == [], "it would be shown"
     record = StartRecord("s", 0.0, (), "", "", None, (), tuple(found.items()))
     assert changed_configs(record) == ()
     (out / "run.toml").unlink()

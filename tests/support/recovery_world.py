@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from podwatch.checkpoints.command_line import strip_flags
+from podwatch.checkpoints.command import without_settings
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layout import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.checkpoints.records import CheckpointRecords
@@ -220,7 +220,7 @@ class FlatLayout:
     def resume_command(
         self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
     ) -> ResumeCommand:
-        kept, removed = strip_flags(command, ("--resume",))
+        kept, removed = without_settings(command, ("--resume",))
         argv = kept + (("--resume", str(step)) if step is not None else ())
         return ResumeCommand(argv, {"WANDB_RUN_ID": "w1"}, removed)
 

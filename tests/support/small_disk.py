@@ -11,17 +11,16 @@ from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.config.settings import DiskSettings
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
+from podwatch.disk.leftovers import Measurements
+from podwatch.disk.plan import RemovalPlan
+from podwatch.disk.prune import Pruner, RemovalRules
+from podwatch.disk.remove import Remover
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.event import Event
 from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample, Snapshot, observed
 from podwatch.journal.journal import Journal
-from podwatch.policy.disk_forecast import Forecast
-from podwatch.policy.local_retention import RemovalPlan
-from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
-from podwatch.retention.remove_checkpoints import Remover
-from podwatch.retention.room_for_next_save import Pruner, RemovalRules
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
@@ -59,14 +58,14 @@ class Guard:
         layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
         self.catalogue = Catalogue(layout, clock, settle=0.05, settle_weak=0.05)
         self.events: list[Event] = []
-        self.aside = SetAsideUsage(self.workspace, layout.spare_paths, keep_seconds=60.0)
+        self.measurements = Measurements(self.workspace, layout, keep_seconds=60.0)
         self.journal = Journal.open(state / "journal.sqlite")
         self.disk = DiskSensor(
             checkpoint_dir or out,
             clock,
             capacity,
             poll=0.04,
-            known_bytes=lambda: sum(s.size_bytes for s in self.catalogue.sets) + self.aside.found.bytes,
+            known_bytes=lambda: sum(s.size_bytes for s in self.catalogue.sets) + self.measurements.found.bytes,
         )
         self.workers = (Worker("checkpoints"), Worker("removals"))
         self.store = store
@@ -78,14 +77,14 @@ class Guard:
         self.rescans = Rescans(0.04)
         self.pruner = Pruner(
             facts=self.facts,
-            rules=RemovalRules(policy or DiskSettings(lead=1e9), quota=capacity is not None),
+            rules=RemovalRules(policy or DiskSettings(), quota=capacity is not None),
             layout=layout,
+            records=self.catalogue.records,
             rescan=self.rescans.wake,
             abandon=self.abandon,
-            refresh_disks=self.disk.refresh,
-            forecast=Forecast(self.catalogue.records),
-            remover=Remover(self.workspace, self.journal, clock, self.events.append),
-            aside=self.aside,
+            refresh_disk=self.disk.refresh,
+            remover=Remover(self.workspace, clock, self.events.append),
+            measurements=self.measurements,
             worker=self.workers[1],
             clock=clock,
         )

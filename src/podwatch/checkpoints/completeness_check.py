@@ -243,7 +243,7 @@ class CompletenessChecker:
         before = self._records.of(seen.step)
         if before is not None and judgement.deleted and is_left_of(before, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
-            reason = f"it was deleted, not by podwatch; what is left: {left}"
+            reason = f"it was deleted; what is left: {left}"
             return replace(judgement, whole=False, damaged=False, pending=False, remainder=True, reason=reason)
         if before is not None and (lost := lost_files(before, own)):
             return replace(judgement, whole=False, damaged=True, reason=lost)

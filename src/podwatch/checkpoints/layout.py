@@ -211,6 +211,10 @@ class Layout(Protocol):
         """The step at which training is done, as far as the command or its config file shows."""
         ...
 
+    def save_interval(self, command: Sequence[str]) -> int | None:
+        """Steps from one save to the next, as far as the command or its configuration file sets them."""
+        ...
+
     def wandb_variables(self) -> tuple[str, ...]:
         """Environment variables from which the trainer takes the id of its single W&B run."""
         ...

@@ -171,12 +171,19 @@ def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
 @cache
 def all_tables() -> Mapping[str, TrainerTable]:
     """The tables of ``layouts.toml`` by name. ``like`` takes over what a table does not say itself."""
-    raw: dict[str, dict[str, Any]] = tomllib.loads(files(__package__).joinpath("layouts.toml").read_text())
-    return {name: table_from(name, _inherited(raw, name)) for name in raw}
+    raw = raw_tables()
+    return {name: table_from(name, _inherited(raw, name)) for name in raw if raw[name].keys() - {"command"}}
+
+
+@cache
+def raw_tables() -> Mapping[str, dict[str, Any]]:
+    """What ``layouts.toml`` has for each name: its table of files and, as ``command``, that of its command."""
+    found: dict[str, dict[str, Any]] = tomllib.loads(files(__package__).joinpath("layouts.toml").read_text())
+    return found
 
 
 def _inherited(raw: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    own = dict(raw[name])
+    own = {key: value for key, value in raw[name].items() if key != "command"}
     base = own.pop("like", "")
     return {**_inherited(raw, base), **own} if base else own
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from podwatch.checkpoints.command import Command
+from podwatch.checkpoints.command_table import CommandTable
 from podwatch.checkpoints.inspector import INSPECTOR, Inspector, Surroundings
 from podwatch.checkpoints.layout import (
     Judgement,
@@ -25,7 +27,7 @@ from podwatch.checkpoints.layout import (
     Site,
 )
 from podwatch.checkpoints.records import RecordedFile
-from podwatch.checkpoints.resume_flags import resume_command
+from podwatch.checkpoints.resume import StartPoint, resume_command, resume_settings_in_script
 from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome, missing_form
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.checkpoints.step_names import is_absent
@@ -40,6 +42,7 @@ from podwatch.checkpoints.table_places import (
     status_of,
 )
 from podwatch.checkpoints.templates import forms_of, number_in
+from podwatch.domain.run import valid_ids
 from podwatch.system.files import read_small
 
 _STATE_LIMIT = 64 << 20
@@ -317,27 +320,44 @@ class TableLayout(TablePlaces):
 
     # -- the command -------------------------------------------------------------------------------------
 
+    @property
+    def command_table(self) -> CommandTable:
+        """What podwatch knows of the trainer's command."""
+        return self._trainer.command_table
+
     def resume_command(
         self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
     ) -> ResumeCommand:
-        return resume_command(
-            self._trainer.preset(self._site, command),
-            self._site,
-            command,
-            step,
-            override,
-            wandb,
-            checkpoint=None if step is None else self._checkpoint(step),
-        )
+        asked = self._command(command)
+        rule = self._trainer.rule_of(self._site, asked)
+        run = valid_ids(wandb).get("shared", "") if rule.wandb else ""
+        environment = {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow"} if run else {}
+        return resume_command(rule, asked, self._start_point(step), override, environment=environment)
+
+    def _command(self, command: Sequence[str]) -> Command:
+        return Command(command, self._site.working_directory)
+
+    def _start_point(self, step: int | None) -> StartPoint:
+        checkpoint = None if step is None else self._checkpoint(step)
+        return StartPoint(step, checkpoint, self.output_dir, self._place or self.output_dir)
+
+    def resumes_in_script(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Resume arguments in the text of the command's shell script: a fresh start resumes by them, too."""
+        asked = self._command(command)
+        return resume_settings_in_script(self._trainer.rule_of(self._site, asked), asked)
 
     def processes(self, command: Sequence[str]) -> int | None:
-        return self._trainer.processes(command)
+        return self.command_table.processes_of(self._command(command))
 
     def target_step(self, command: Sequence[str]) -> int | None:
-        return self._trainer.target(self._site, command)
+        direct = self._command(command).number(*self.command_table.target)
+        return direct if direct is not None else self._trainer.target(self._site)
+
+    def save_interval(self, command: Sequence[str]) -> int | None:
+        return self.command_table.save_interval(self._command(command))
 
     def wandb_variables(self) -> tuple[str, ...]:
-        return ("WANDB_RUN_ID",) if self._trainer.preset(self._site, self._site.command).wandb else ()
+        return ("WANDB_RUN_ID",) if self.command_table.resume.wandb else ()
 
     def wandb_identity(self) -> Mapping[str, str]:
         """Empty: W&B writes into the working directory, where other runs can write as well. podwatch names the W&B run

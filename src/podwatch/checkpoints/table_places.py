@@ -5,14 +5,17 @@ Everything blocks on the file system and follows no link below the roots. What v
 
 import heapq
 import os
+import re
 import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 
 from podwatch.checkpoints import special
-from podwatch.checkpoints.command_line import launched, max_steps_flag
+from podwatch.checkpoints.command import Command
+from podwatch.checkpoints.command_table import CommandTable, ResumeRule, all_commands, command_of
 from podwatch.checkpoints.inspector import INSPECTOR, Inspector
 from podwatch.checkpoints.layout import (
     PartDir,
@@ -20,8 +23,7 @@ from podwatch.checkpoints.layout import (
     StepSeen,
     Tracker,
 )
-from podwatch.checkpoints.resume_flags import Preset
-from podwatch.checkpoints.step_names import is_plain_dir
+from podwatch.checkpoints.step_names import is_plain_dir, named_place
 from podwatch.checkpoints.table import TrackerRule, TrainerTable, all_tables
 from podwatch.checkpoints.templates import has_step, name_of, number_in, pattern_of
 from podwatch.domain.errors import ConfigurationError
@@ -75,18 +77,53 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """What podwatch knows of a trainer's command; its table says the rest."""
+    """One trainer: its table of commands, and what no table can say of it."""
 
     name: str
-    preset: Callable[[Site, Sequence[str]], Preset]
-    """The resume arguments for a given command."""
-    target: Callable[[Site, Sequence[str]], int | None] = max_steps_flag
-    """The step at which training is done."""
-    processes: Callable[[Sequence[str]], int | None] = launched
-    place: Callable[[Site], Path | None] = lambda site: site.checkpoint_dir
-    """The directory of the checkpoints, where the command or the configuration moves it."""
+    command: CommandTable | None = None
+    """None: that of ``layouts.toml``."""
     table: Callable[[Site], TrainerTable] | None = None
-    """The table, where the command chooses between several."""
+    """The table of files, where it is not in ``layouts.toml``."""
+    target: Callable[[Site], int | None] = lambda _site: None
+    """The step at which training is done, where the command does not show it."""
+    unable: Callable[[Site, Command], ResumeRule | None] = lambda _site, _command: None
+    """The rule of a command that its own program keeps from resuming."""
+
+    @property
+    def command_table(self) -> CommandTable:
+        return self.command if self.command is not None else all_commands()[self.name]
+
+    def rule_of(self, site: Site, command: Command) -> ResumeRule:
+        """How this command resumes."""
+        rule = self.command_table.rule_of(command)
+        return (self.unable(site, command) or rule) if rule.add is not None else rule
+
+    def table_for(self, site: Site) -> TrainerTable:
+        """The table of files for the site's command."""
+        if self.table is not None:
+            return self.table(site)
+        return all_tables()[self.command_table.table_of(command_of(site)) or self.name]
+
+    def place(self, site: Site) -> Path | None:
+        """The directory of the checkpoints, where the command or the configuration moves it."""
+        return named_place(site, self._place_named(site))
+
+    def _place_named(self, site: Site) -> str | None:
+        table, command = self.command_table, command_of(site)
+        if not site.command or not (table.place or table.place_of):
+            return None
+        named = command.value(*table.place) if table.place else None
+        if named is not None or not table.place_of:
+            return named
+        text = table.place_of.replace("{output_dir}", str(site.output_dir))
+        for name in _FIELD.findall(text):
+            if (value := command.value(name)) is None:
+                return None
+            text = text.replace(f"{{{name}}}", value)
+        return text
+
+
+_FIELD = re.compile(r"\{([\w.]+)\}")
 
 
 class TablePlaces:
@@ -105,8 +142,11 @@ class TablePlaces:
 
     @property
     def table(self) -> TrainerTable:
-        choose = self._trainer.table
-        return choose(self._site) if choose is not None else all_tables()[self.name]
+        return self._own_table
+
+    @cached_property
+    def _own_table(self) -> TrainerTable:
+        return self._trainer.table_for(self._site)
 
     # -- where things are ---------------------------------------------------------------------------------------------
 

@@ -240,7 +240,7 @@ _ID_FLAG = re.compile(r"--[\w.-]*wandb[._-](?:id|resume)")
 def _running(pid: int) -> "Trainer":
     """A trainer that runs. What podwatch added to a start of its own is left out. HostError for a process that has
     replaced its arguments by a title."""
-    from podwatch.checkpoints.command_line import strip_flags
+    from podwatch.checkpoints.command import without_settings
     from podwatch.cli.detect_machine import read_trainer
     from podwatch.domain.errors import HostError
     from podwatch.recovery.command_changed import renamed
@@ -256,7 +256,7 @@ def _running(pid: int) -> "Trainer":
     if procfs.environment_value(pid, "PODWATCH_START_ID") is None:
         return found
     flags = (word.partition("=")[0] for word in found.argv)
-    argv, gone = strip_flags(found.argv, sorted({flag for flag in flags if _ID_FLAG.fullmatch(flag)}))
+    argv, gone = without_settings(found.argv, sorted({flag for flag in flags if _ID_FLAG.fullmatch(flag)}))
     env = {name: value for name, value in found.env.items() if name not in _OF_THE_START}
     return replace(found, argv=argv, removed=(*found.removed, *gone), env=env)
 

@@ -3,7 +3,6 @@
 import os
 import pwd
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.command_line import can_be_value, program, strip_flags, strip_keys, without
+from podwatch.checkpoints.command import Command, can_be_value, without_settings, without_words
+from podwatch.checkpoints.command_table import all_commands, resume_settings
 from podwatch.checkpoints.layout import Layout, Site
 from podwatch.checkpoints.trainers import kind_of, recognised
 from podwatch.checkpoints.trainers.prime_rl_run import RunDirectory, hints, run_directory, runs_below
@@ -19,32 +19,14 @@ from podwatch.cli.split_environment import split_environment
 from podwatch.config.command_directory import current_directory
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.safe_names import valid_run_id
-from podwatch.system.files import read_file
 
 if TYPE_CHECKING:
     import psutil
 
 _RESUME = "--resume"
 """A flag of many trainers: alone in some, with a value in others."""
-_RESUME_FLAGS: tuple[str, ...] = (
-    "--ckpt.resume-step",
-    "--resume.step",
-    "--resume.dir",
-    "--resume_from_checkpoint",
-    "--checkpoint.load_step",
-    "--ckpt-step",
-)
-"""Flags that have a value in every trainer."""
-_RESUME_KEYS = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.resume_path")
-_OUTPUT_FLAGS = (
-    "--output-dir",
-    "--output_dir",
-    "--job.dump_folder",
-    "--dump_folder",
-    "--save",
-    "--save-dir",
-    "trainer.default_local_dir",
-)
+_OUTPUT = ("output_dir", "save_dir", "dump_folder", "save")
+"""Settings that name the output directory in trainers that podwatch does not know."""
 _NOWHERE = Path("/nonexistent")
 """An output_dir that does not exist, so that a layout is recognised by the command alone."""
 
@@ -114,14 +96,14 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu
 def layout_of(argv: Sequence[str]) -> str:
     """The layout of a known trainer's command; "auto" for a launcher with an unknown script; empty if it is not a
     trainer. Empty for a shell, too: its command is a separate process."""
-    found = program(argv)
-    if found.launcher == "sh":
+    command = Command(argv)
+    if command.is_shell:
         return ""
     seen = recognised(Site(_NOWHERE, command=tuple(argv)))
     certain = [r.layout for r in seen if r.certain]
     if certain:
         return certain[0] if len(certain) == 1 else "auto"
-    return "auto" if found.launcher else ""
+    return "auto" if command.program.launcher else ""
 
 
 def find_trainers(*, of_others: bool = False) -> tuple[tuple[int, str], ...]:
@@ -215,10 +197,10 @@ def without_resume(argv: Sequence[str], layout: Layout | None) -> tuple[tuple[st
     """argv without resume flags, and the removed words. podwatch adds its own flags with a verified step. The trainer's
     layout decides first which flags these are and which have a value. ``unclear_resume`` stays."""
     own = () if layout is None else layout.resume_command(argv, None, "none", {}).removed
-    kept = without(argv, own)
-    kept, flags = strip_flags(kept, _RESUME_FLAGS, () if unclear_resume(kept) else (_RESUME,))
-    kept, keys = strip_keys(kept, _RESUME_KEYS)
-    return kept, (*own, *flags, *keys)
+    kept = without_words(argv, own)
+    valued = [name for name in resume_settings() if "resume" in name or name.endswith("step")]
+    kept, others = without_settings(kept, valued, () if unclear_resume(kept) else (_RESUME,))
+    return kept, (*own, *others)
 
 
 def unclear_resume(argv: Sequence[str]) -> tuple[str, ...]:
@@ -230,27 +212,22 @@ def unclear_resume(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
-    """The trainer's own TOML files given as ``@ FILE`` (prime-rl), merged in order; unreadable files are skipped."""
+    """The configuration files that the command names, merged in order; unreadable ones are left out."""
     merged: dict[str, object] = {}
-    for position, word in enumerate(argv[:-1]):
-        if word == "@":
-            try:
-                merged |= tomllib.loads(read_file(cwd / argv[position + 1], shown=True).decode())
-            except (OSError, ValueError, RecursionError):
-                continue
+    for document in Command(argv, cwd, shown=True).documents:
+        merged |= document
     return merged
 
 
 def output_dir_of(argv: Sequence[str], cwd: Path) -> tuple[Path, str]:
     """The likely output directory, absolute, and how it was found."""
-    for position, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name in _OUTPUT_FLAGS:
-            text = value if equals else (argv[position + 1] if position + 1 < len(argv) else "")
-            if text:
-                return _absolute(cwd / text), f"from {name} in the command"
-    configured = trainer_config(argv, cwd).get("output_dir")
-    if isinstance(configured, str):
+    command = Command(argv, cwd, shown=True)
+    table = all_commands().get(layout_of(argv))
+    names = (*table.output, *table.place, *_OUTPUT) if table is not None else _OUTPUT
+    if text := command.given(*names):
+        return _absolute(cwd / text), f"from {command.written(*names)} in the command"
+    configured = command.value(*names)
+    if configured:
         return _absolute(cwd / configured), "from output_dir in the trainer's config"
     exists = "it exists" if (cwd / "outputs").is_dir() else "a guess: correct it"
     return _absolute(cwd / "outputs"), f"outputs in the working directory ({exists})"
@@ -258,22 +235,18 @@ def output_dir_of(argv: Sequence[str], cwd: Path) -> tuple[Path, str]:
 
 def run_id_of(argv: Sequence[str], cwd: Path, env: Mapping[str, str], output_dir: Path) -> str:
     """A name for the run: from the trainer's or W&B's settings, else from the directories."""
-    candidates: list[str] = []
-    for position, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name in ("--run.name", "--wandb.name", "--run_name", "--run-name"):
-            candidates.append(value if equals else (argv[position + 1] if position + 1 < len(argv) else ""))
-    config = trainer_config(argv, cwd)
-    for section in ("run", "wandb"):
-        table = config.get(section)
-        if isinstance(table, dict) and isinstance(table.get("name"), str):
-            candidates.append(table["name"])
+    command = Command(argv, cwd, shown=True)
+    named = [command.given(*_RUN_NAMES), *(command.value(name) for name in _RUN_NAMES)]
+    candidates = [name for name in named if name]
     candidates += [env.get("WANDB_NAME", ""), f"{output_dir.parent.name}-{output_dir.name}", output_dir.name, "run"]
     for candidate in candidates:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", candidate).strip("-._")[:128]
         if name and valid_run_id(name):
             return name
     return "run"
+
+
+_RUN_NAMES = ("run.name", "wandb.name", "run_name")
 
 
 def gpu_split(gpus: Sequence[Gpu], config: Mapping[str, object]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
@@ -336,11 +309,12 @@ def run_of(pid: int, command: Sequence[str], cwd: Path, name: str) -> OwnRun | N
     """The run directory of process ``pid``. None if it writes to output_dir itself, or if there is no sign of a run
     directory. ``command`` has its resume flags: they show the version. ``pid`` 0: it has not started, so only its
     command counts, and without a name in it the run gets ``name``. Blocks."""
-    says = run_directory(command, cwd)
+    asked = Command(command, cwd, shown=True)
+    says = run_directory(asked)
     written = _written_below(pid, says.base) if pid else ""
     if written:
         return _own(says, says.base / written, f"pid {pid} has files open in it")
-    new = hints(command, cwd, "").new_flags
+    new = hints(asked, "").new_flags
     if not new and not runs_below(says.base):
         return None
     if says.path is not None:

@@ -107,14 +107,15 @@ def _open(
     command: Sequence[str], cwd: Path, known: frozenset[str], environ: Mapping[str, str]
 ) -> list[tuple[str, object, str]]:
     """(key, value, reason) of each setting that can be detected."""
+    from podwatch.checkpoints.command import Command
     from podwatch.checkpoints.trainers.prime_rl_run import hints, run_directory
     from podwatch.cli import detect_machine
 
     found: list[tuple[str, object, str]] = []
     output_dir, how = detect_machine.output_dir_of(command, cwd)
     run_id = detect_machine.run_id_of(command, cwd, environ, output_dir)
-    if detect_machine.layout_of(command) == "prime-rl" and hints(command, cwd, "").new_flags:
-        says = run_directory(command, cwd)
+    if detect_machine.layout_of(command) == "prime-rl" and hints(Command(command, cwd), "").new_flags:
+        says = run_directory(Command(command, cwd))
         if says.path is not None:
             output_dir, how = says.path, "prime-rl's run directory, from run.name in the command or its configuration"
         else:  # prime-rl would make a new directory at each start

@@ -324,12 +324,6 @@ class CheckpointSettings(Section):
         None, json_schema_extra=REFUSED, description='a section; required for layout = "custom"'
     )
 
-    @property
-    def react(self) -> float:
-        """Seconds from the end of a save to room for another: twice a rescan, the settle time and the disk's poll (that
-        of the rescan, at most 5 s). Saves that come faster than this need room for several."""
-        return 2 * (self.rescan + self.settle + min(5.0, self.rescan))
-
 
 class SyncSettings(Section):
     store: str = Field(
@@ -464,13 +458,6 @@ class DiskSettings(Section):
     margin: float = Field(1.1, ge=1.0, description="space kept free for the next save: its predicted size times this")
     capacity: Size | None = Field(
         None, json_schema_extra=AT_START, description="real capacity, if an overlay shows the host's disk"
-    )
-    # Its upload can still finish; five minutes are many rescans.
-    lead: Duration = Field(
-        300.0,
-        ge=0,
-        description="an unstored checkpoint is deleted at most this long before the next save; at once while the time"
-        " of that save is unknown",
     )
     on_full: Literal["stay", "stop"] = Field(
         "stay",

@@ -12,10 +12,10 @@ from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.scan import linked_steps
 from podwatch.daemon.held_back_findings import TwoWriters
 from podwatch.daemon.replaced_directories import RootWatch
+from podwatch.disk.prune import Pruner
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity, counted
-from podwatch.retention.room_for_next_save import Pruner
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 
@@ -199,7 +199,7 @@ class CheckpointLoop:
             await self.look()
             if self._uploads is not None:
                 self._uploads.notify()
-            self._pruner.look()
+            self._pruner.start_if_due()
             pause = interval
             if any(s.completeness is Completeness.WRITING for s in self._catalogue.sets):
                 pause = min(pause, max(0.5, interval / 4))

@@ -11,6 +11,7 @@ from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.pause import MOST_SECONDS, Maintenance, described
 from podwatch.daemon.status_view import StatusSource
 from podwatch.daemon.tick import Reload
+from podwatch.disk.explain import plan_document
 from podwatch.domain.checkpoint import HeldAs, newest_complete
 from podwatch.domain.document import of
 from podwatch.domain.errors import Busy, HostError, UsageError
@@ -29,7 +30,6 @@ from podwatch.reporting.json_documents import (
     stored_documents,
 )
 from podwatch.reporting.status import build_status
-from podwatch.retention.room_for_next_save import plan_document
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations

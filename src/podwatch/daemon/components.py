@@ -19,16 +19,15 @@ from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.state_check import Exits, StateCheck
 from podwatch.daemon.store_wiring import WandbIds
+from podwatch.disk.leftovers import Measurements
+from podwatch.disk.remove import Remover
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.status_document import Capabilities
 from podwatch.journal import AsyncJournal
-from podwatch.policy.disk_forecast import Forecast
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
-from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
 from podwatch.sensors.inference import Servers
@@ -110,7 +109,7 @@ class Checkpoints:
     rescans: Rescans
     held: HeldBack
     implausible: Implausible
-    aside: SetAsideUsage
+    measurements: Measurements
     worker: Worker
     readers: list[Reader] = field(default_factory=list)
     """What reads checkpoints besides training and uploads: hooks and evaluations."""
@@ -155,7 +154,6 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Deletion:
     remover: Remover
-    forecast: Forecast
     worker: Worker
 
 

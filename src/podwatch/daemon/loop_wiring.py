@@ -11,13 +11,13 @@ from podwatch.daemon.observe import as_of_now, observe
 from podwatch.daemon.sensing_loop import SensingLoop
 from podwatch.detection.learned import Learned
 from podwatch.detection.run_detectors import initial
+from podwatch.disk.prune import Pruner, RemovalRules
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Severity
 from podwatch.domain.secrets import scrub
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
-from podwatch.retention.room_for_next_save import Pruner, RemovalRules
 
 STAGES_IN_TEMP = ("lightning", "nemo")
 """Lightning writes a whole checkpoint into the temporary directory first ."""
@@ -67,21 +67,16 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
 
 def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
     syncer = parts.syncer
-
-    def refresh_disks() -> None:
-        parts.sensing.disk.refresh()
-        parts.sensing.disks.refresh()
-
     return Pruner(
         facts=facts,
         rules=removal_rules(parts),
         layout=parts.run.layout,
+        records=parts.checkpoints.catalogue.records,
         rescan=parts.checkpoints.rescans.wake,
         abandon=_nothing_uploads if syncer is None else syncer.abandon,
-        refresh_disks=refresh_disks,
-        forecast=parts.deletion.forecast,
+        refresh_disk=parts.sensing.disk.refresh,
         remover=parts.deletion.remover,
-        aside=parts.checkpoints.aside,
+        measurements=parts.checkpoints.measurements,
         worker=parts.deletion.worker,
         clock=parts.run.clock,
     )
@@ -95,7 +90,6 @@ def removal_rules(parts: Components) -> RemovalRules:
     """As the settings in force have them."""
     return RemovalRules(
         parts.settings.disk,
-        react=parts.settings.checkpoints.react,
         steps_in_use=parts.run.config.policies.steps_in_use,
         acts=parts.settings.mode == "act",
         quota=parts.settings.disk.capacity is not None,

@@ -15,7 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from podwatch.checkpoints import command_line
+from podwatch.checkpoints.command_table import command_of
+from podwatch.checkpoints.trainers import site_of
 from podwatch.client.trusted_configuration import check_command, read_trusted
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.domain.errors import ConfigurationError
@@ -398,17 +399,16 @@ async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: 
 def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":
     """The plan of podwatch's W&B run. Blocks: reads the training's env_file and the files that its command names.
     Raises ConfigurationError."""
-    from podwatch.reporting.wandb import WandbPlan, project_from
+    from podwatch.reporting.wandb import WandbPlan
 
     chosen, trainer = settings.wandb, settings.trainer
     training = build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
-    flag = command_line.flag_value(trainer.command, ("--wandb.project", "--wandb_project", "--wandb-project"))
-    documents = command_line.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
+    named = command_of(site_of(settings)).value("wandb.project", "wandb_project")
     return WandbPlan(
         python=str(chosen.python or sys.executable),
         directory=state / "wandb",
         run_id=settings.run_id,
-        project=chosen.project or project_from(training, flag, documents) or "podwatch",
+        project=chosen.project or training.get("WANDB_PROJECT") or named or "podwatch",
         entity=chosen.entity or training.get("WANDB_ENTITY", ""),
         idle=3 * chosen.every + 300.0,
         user=settings.user_of(chosen),

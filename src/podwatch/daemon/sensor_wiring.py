@@ -36,7 +36,7 @@ def build_sensing(
     settings: Settings, run: Run, checkpoints: Checkpoints, log_path: Path, gpu_reader: GpuReader | None
 ) -> Sensing:
     clock, poll, gpu = run.clock, settings.gpu.poll, settings.gpu
-    catalogue, aside = checkpoints.catalogue, checkpoints.aside
+    catalogue, measurements = checkpoints.catalogue, checkpoints.measurements
     xids = XidInbox(clock)
     trial = TrialLoad(wait=min(WAIT, 0.6 * gpu.deadline))
     gpus = GpuSensor(gpu_reader or NvmlReader(xids, trial), clock, poll=poll, deadline=gpu.deadline)
@@ -45,7 +45,7 @@ def build_sensing(
         clock,
         settings.disk.capacity,
         poll=max(poll, min(5.0, settings.checkpoints.rescan)),
-        known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + aside.found.bytes,
+        known_bytes=lambda: sum(s.size_bytes for s in catalogue.sets) + measurements.found.bytes,
     )
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
     log_rules = LogRulesSensor(clock, run.config.policies.log_rules)

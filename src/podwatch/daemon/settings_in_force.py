@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from podwatch.checkpoints.command_line import steps_in_use, toml_documents
+from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.layout import Concern
-from podwatch.checkpoints.trainers import trainer_logs
+from podwatch.checkpoints.trainers import site_of, trainer_logs
+from podwatch.checkpoints.trainers.prime_rl_run import steps_in_use
 from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import ETC
 from podwatch.config.settings import HttpSettings, Policies, Settings
@@ -53,7 +54,7 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
         log_rules=effective(rules, trainer_logs(settings)),
         max_steps=target,
         save_interval_steps=save_interval,
-        steps_in_use=steps_in_use(settings.trainer.command, settings.trainer.cwd or settings.trainer.output_dir.parent),
+        steps_in_use=steps_in_use(command_of(site_of(settings))),
         # The logs of the other nodes rarely show steps; without a target, all nodes end together only at the end.
         clean_exit_finishes=nodes.several and (bool(nodes.rank) or target is None),
     )
@@ -76,7 +77,7 @@ def learn_secrets(settings: Settings) -> None:
         heartbeat_urls(settings.notify)
     with _unless_unreadable():
         http_password(settings.http)
-    toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent)
+    _ = command_of(site_of(settings)).files
 
 
 LEAST_PASSWORD = 16

@@ -300,7 +300,7 @@ def start_of(loaded: LoadedSettings) -> "Start":
 def _files(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
     """The files that a command names, its own script included, without programs of the image."""
     script = argv[:1] if argv and "/" in argv[0] else ()
-    found = named_files(("", *script, *argv[1:]), cwd)
+    found = dict.fromkeys((*named_files(argv, cwd), *named_files(("", *script), cwd)))
     return tuple(
         path for path in found if not path.startswith("/usr/") and Path(path).parent.name not in ("bin", "sbin")
     )

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.command_line import save_interval
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
 from podwatch.checkpoints.settle_time import probe
@@ -42,20 +41,19 @@ from podwatch.daemon.store_wiring import (
     no_backup,
     this_pod,
 )
+from podwatch.disk.leftovers import Measurements
+from podwatch.disk.next_save import median_gap
+from podwatch.disk.remove import Remover
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
-from podwatch.journal import Journal
-from podwatch.policy.disk_forecast import SPEED, Forecast, save_gap
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.failure import Failures
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import LOAD_SECONDS, RunFile
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
-from podwatch.retention.list_trash_and_quarantine import SetAsideUsage
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sync.interfaces import OwnSets
 from podwatch.system.blocking_calls import Worker
@@ -103,8 +101,8 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     checks = _checks(run, foundation, missing)
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
-    deletion = _deletion(run, checkpoints)
-    store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices, deletion.forecast)
+    deletion = _deletion(run)
+    store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices)
     context = RecoveryContext(_tools(settings, run, checkpoints, sensing, training, store, place, checks.reserve))
     failures = Failures(context)
     verdicts = None
@@ -129,7 +127,7 @@ def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Ru
     policies = policies_from(
         settings,
         max_steps=_target(layout, trainer.command),
-        save_interval=save_interval(layout.name, trainer.command, trainer.cwd or trainer.output_dir.parent),
+        save_interval=layout.save_interval(trainer.command),
     )
     workspace, missing = _workspace(workspace_of(settings))
     config = Configuration(settings, policies, restart_concerns(settings, layout))
@@ -161,7 +159,7 @@ def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans)
         rescans=rescans,
         held=held,
         implausible=Implausible(held, run.journal, run.config.policies.max_steps),
-        aside=SetAsideUsage(workspace, layout.spare_paths, keep_seconds=QUARANTINE_SECONDS),
+        measurements=Measurements(workspace, layout, keep_seconds=QUARANTINE_SECONDS),
         worker=Worker("checkpoints"),
     )
 
@@ -189,7 +187,6 @@ def _store(
     processes: ProcessSensor,
     exits: Exits,
     choices: Choices,
-    forecast: Forecast,
 ) -> Store:
     journal = run.journal.sync
     wandb, writer_id = WandbIds(run.layout), run.file.current.writer_id
@@ -203,7 +200,7 @@ def _store(
     take_over = choices.take_over if run.file.current.executed.get(TAKE_OVER) != choices.take_over else ""
     synced = SyncedRun(settings, run, processes, exits, wandb, checkpoints.rescans, take_over=take_over)
     terms = _terms(settings, writer_id, take_over=bool(take_over), stands_by=choices.job is not None)
-    syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms, forecast)
+    syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms)
     restorer = make_restorer(settings, run, journal, writer_id)
     return Store(syncer, RestoreThread(restorer, "restore"), refused, wandb)
 
@@ -216,9 +213,7 @@ def _terms(settings: Settings, writer_id: str, *, take_over: bool, stands_by: bo
     return LeaseTerms(me, timing_of(settings.sync), take_over, attempt_ended, stands_by)
 
 
-def _syncer(
-    settings: Settings, run: Run, catalogue: Catalogue, synced: SyncedRun, terms: "LeaseTerms", forecast: Forecast
-) -> "Syncer":
+def _syncer(settings: Settings, run: Run, catalogue: Catalogue, synced: SyncedRun, terms: "LeaseTerms") -> "Syncer":
     from podwatch.sync.syncer import Syncer
 
     return Syncer(
@@ -230,7 +225,7 @@ def _syncer(
         run.emit,
         terms=terms,
         workspace=run.workspace,
-        save_gap=lambda: save_gap(forecast.saves),
+        save_gap=lambda: median_gap(catalogue.records.all),
     )
 
 
@@ -281,17 +276,8 @@ def _tools(
     )
 
 
-def _deletion(run: Run, checkpoints: Checkpoints) -> Deletion:
-    journal = run.journal
-    return Deletion(
-        remover=Remover(run.workspace, journal.sync, run.clock, run.emit, run.guard),
-        forecast=Forecast(
-            checkpoints.catalogue.records,
-            journal.sync.learned(SPEED),
-            keep=lambda speed: journal.post(Journal.learn, SPEED, speed),
-        ),
-        worker=Worker("removals"),
-    )
+def _deletion(run: Run) -> Deletion:
+    return Deletion(Remover(run.workspace, run.clock, run.emit, run.guard), Worker("removals"))
 
 
 # -- parts of the configuration --------------------------------------------------------------------------------------

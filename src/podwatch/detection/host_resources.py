@@ -12,7 +12,6 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.windows import QUIET, Latch, Latches, kept
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import HostSample, Snapshot
-from podwatch.policy.local_retention import INODES_BELOW
 
 GIB = 1 << 30
 HOLD_SECONDS = 15.0
@@ -205,7 +204,7 @@ def _disk(snapshot: Snapshot, policy: DiskSettings) -> tuple[Finding, ...]:
                 evidence=(Evidence("disk", f"{disk.used_ratio:.3f} used", Agreement.AGREES),),
             )
         )
-    if disk.inodes_total > 0 and disk.inodes_free / disk.inodes_total < INODES_BELOW:
+    if disk.inodes_low:
         findings.append(
             Finding(
                 FindingKind.INODES_LOW,

@@ -98,7 +98,7 @@ class CheckpointSet:
     held: str = ""
     held_as: HeldAs | None = None
     remainder: bool = False
-    """It was complete and was deleted (not by podwatch): only parts outside the deleted directory are left."""
+    """It was complete and was deleted: only parts outside the deleted directory are left."""
 
     @property
     def complete(self) -> bool:

@@ -1,9 +1,8 @@
 """What an intent in the journal says of its action: enough to finish or to undo it. Pure."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from podwatch.domain.document import Document, Integer, Many, Strictly, Text, Whole
+from podwatch.domain.document import Document, Many, Text, Whole
 from podwatch.domain.manifest import Pointer
 
 
@@ -18,31 +17,6 @@ class StoreIntent(Document):
     reason: Text = ""
     staging: Many[Text] = ()
     targets: Many[Text] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PathToRemove:
-    """The identity of a path when its removal was recorded. Device numbers of NFS and FUSE change with each mount, so
-    none is kept."""
-
-    path: Text
-    inode: Annotated[int, Strictly(0)]
-    """Some file systems use all 64 bits."""
-    kind: Whole
-    """Its type, as ``stat.S_IFMT`` has it."""
-    mtime: Integer
-
-
-@dataclass(frozen=True, slots=True)
-class RemovalIntent(Document):
-    """A removal from the disk."""
-
-    FILE = "the record of a removal"
-
-    kind: Text
-    step: Whole | None
-    reason: Text
-    paths: Many[PathToRemove]
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,6 @@ class StartRecord:
 
 
 class IntentKind(StrEnum):
-    PRUNE = "prune"
     PUBLISH = "publish"
     REMOTE_DELETE = "remote-delete"
     RESTORE = "restore"

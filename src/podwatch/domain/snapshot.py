@@ -266,6 +266,11 @@ class DiskSample:
         """Used share of the capacity, 0 to 1."""
         return self.used_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
 
+    @property
+    def inodes_low(self) -> bool:
+        """Less than 5 % of the inodes are free; never where the file system makes them on demand."""
+        return self.inodes_total > 0 and self.inodes_free < 0.05 * self.inodes_total
+
 
 class Health(StrEnum):
     """Answer of an inference server's ``/health``."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from podwatch.checkpoints.command import without_settings
 from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.resume import settings_in
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import FindingKind, Severity
@@ -156,6 +158,9 @@ def renamed(argv: tuple[str, ...]) -> bool:
 def _compared(command: tuple[str, ...], settings: Settings, layout: Layout) -> tuple[str, ...]:
     """Return ``command`` without resume flags (they differ at every start), wrappers and interpreters (``uv run``, a
     path to Python)."""
-    plain = layout.resume_command(command, None, settings.trainer.resume_args, {}).argv
+    own = settings.trainer.resume_args
+    plain = layout.resume_command(command, None, own, {}).argv
+    if not isinstance(own, str):
+        plain, _ = without_settings(plain, *settings_in(own))
     name, arguments = program(plain)
     return (name, *arguments) if name else tuple(plain)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import CHANGED, InspectionUnanswered
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.resume_flags import Resumed, resumed
+from podwatch.checkpoints.resume import Resumed, resumed
 from podwatch.checkpoints.scan import scan_part
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import HostError, PodwatchError
@@ -143,7 +143,9 @@ class Lineages:
             pid = handle.launcher.pid
             at = procfs.working_directory(pid)
             cwd = None if at is None else Path(at)
-            found = resumed(self.context.tools.layout, procfs.command(pid), cwd=cwd, began_wall=handle.started_wall)
+            tools, argv = self.context.tools, procfs.command(pid)
+            own = tools.settings.trainer.resume_args
+            found = resumed(tools.layout, argv, override=own, cwd=cwd, began_wall=handle.started_wall)
             self._resumed_of = (handle.start_id, found)
         return self._resumed_of[1]
 

@@ -2,12 +2,13 @@
 
 import hashlib
 import os
+import re
 import secrets
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
@@ -65,9 +66,9 @@ def prepare(
     cwd = working_directory(settings)
     own = {"PODWATCH_RUN_ID": settings.run_id, "PODWATCH_STEP": "" if step is None else str(step)}
     own["PODWATCH_CHECKPOINT"] = "" if step is None else str(checkpoint_path(layout, step))
+    own["PODWATCH_RESUME_ARGS"] = resume.environment.get("PODWATCH_RESUME_ARGS", "")
     if settings.nodes.rank is not None and settings.nodes.count is not None:
         own["PODWATCH_NODE_RANK"], own["PODWATCH_NODE_COUNT"] = str(settings.nodes.rank), str(settings.nodes.count)
-    own["PODWATCH_RESUME_ARGS"] = shlex.join(added_arguments(trainer.command, resume.removed, resume.argv))
     plan = StartPlan(
         start_id=start_id or new_id(),
         argv=resume.argv,
@@ -116,25 +117,9 @@ def checkpoint_path(layout: Layout, step: int) -> Path:
     return parts[0].path if parts else layout.output_dir
 
 
-def added_arguments(command: Sequence[str], removed: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """Return the arguments that the layout added: ``argv`` without its common beginning and end with the command."""
-    left, base = list(removed), list[str]()
-    for argument in command:
-        if argument in left:
-            left.remove(argument)
-        else:
-            base.append(argument)
-    added = list(argv)
-    while base and added and base[0] == added[0]:
-        base, added = base[1:], added[1:]
-    while base and added and base[-1] == added[-1]:
-        base, added = base[:-1], added[:-1]
-    return added
-
-
 def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...]:
-    """Return (path, SHA-256) of every small regular file that the command names: ``f``, ``@f``, ``--x=f``. argv[0] is
-    not configuration. Unreadable files are left out."""
+    """Return (path, SHA-256) of every small regular file that the command names as its configuration. Unreadable files
+    are left out."""
     found: dict[str, str] = {}
     for path in named_files(argv, cwd):
         try:
@@ -145,17 +130,40 @@ def config_digests(argv: Sequence[str], cwd: Path) -> tuple[tuple[str, str], ...
 
 
 def named_files(argv: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """Return the path of every file that the arguments of a command name: ``f``, ``@f``, ``--x=f``. Blocks."""
-    found: dict[str, None] = {}
-    for argument in argv[1:]:
-        for name in (argument, argument.lstrip("@"), argument.rpartition("=")[2].lstrip("@")):
-            path = cwd / name
-            try:
-                if name and path.is_file():
-                    found[os.path.normpath(path)] = None
-            except (OSError, ValueError):
-                continue
-    return tuple(found)
+    """Return the path of every file that a command names, as ``f``, ``@f`` or ``--x=f``, also inside its shell script,
+    and of its own script. Files that training writes are no configuration: values of settings that name a log or an
+    output, and logs by their names; targets of redirections and ``tee`` are no arguments of a program. Blocks."""
+    command = Command(argv, cwd)
+    named = [*_named_by(argv[1:], cwd)]
+    for program in command.programs:
+        if program.cwd is not None:
+            named += _named_by((program.script, *(program.words if program.shell else ())), program.cwd)
+    paths = dict.fromkeys(os.path.normpath(path) for path in named)
+    return tuple(path for path in paths if _is_file(path))
+
+
+def _named_by(words: Sequence[str], cwd: Path) -> Iterator[Path]:
+    before = ""
+    for word in words:
+        name, equals, value = word.rpartition("=")
+        setting = name if equals else before if before.startswith("-") and "=" not in before else ""
+        before = word
+        if not word or _OUTPUTS.search(setting) or word.endswith(_LOGS):
+            continue
+        yield from (cwd / part for part in dict.fromkeys((word, word.lstrip("@"), value.lstrip("@"))) if part)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+_OUTPUTS = re.compile(
+    r"(?:^|[-_.])(?:log|logs|logfile|logging|out|output|outputs|report|metrics|trace|profile)(?:[-_.]|$)"
+)
+_LOGS = (".log", ".out", ".err", ".pid", ".jsonl", ".csv")
 
 
 def changed_configs(record: StartRecord | None) -> tuple[str, ...]:

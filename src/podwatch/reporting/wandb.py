@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -269,13 +269,6 @@ def _lag(view: DaemonView) -> float | None:
         if s.complete and s.step > newest_stored and (s.step, s.save_id) not in view.sync.stored
     ]
     return max(0.0, view.now_wall - min(waiting)) if waiting else 0.0
-
-
-def project_from(environment: Mapping[str, str], flags: str | None, documents: Sequence[Mapping[str, Any]]) -> str:
-    """The W&B project of training: from its environment, its command, or the files that the command names."""
-    in_files = [s["project"] for d in documents if isinstance(s := d.get("wandb"), Mapping) and "project" in s]
-    found = environment.get("WANDB_PROJECT") or flags or next(reversed(in_files), "")
-    return found if isinstance(found, str) else ""
 
 
 def _shown(text: str) -> str:

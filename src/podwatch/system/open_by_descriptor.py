@@ -8,6 +8,7 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -286,13 +287,21 @@ def _our_uid(directory: int) -> int:
 
 def measure(directory: int, name: str, seen: list[int], entries: int, depth: int) -> None:
     """Add up [bytes, entries]. Continues after unreadable entries."""
+    for status in walk(directory, name, depth):
+        seen[0] += status.st_blocks * 512
+        seen[1] += 1
+        if seen[1] >= entries:
+            return
+
+
+def walk(directory: int, name: str, depth: int) -> Iterator[os.stat_result]:
+    """The status of an entry and of all below it; a link counts as itself. Continues after unreadable entries."""
     try:
         status = lstat_at(directory, name)
     except OSError:
         return
-    seen[0] += status.st_blocks * 512
-    seen[1] += 1
-    if not stat.S_ISDIR(status.st_mode) or seen[1] >= entries or depth == 0:
+    yield status
+    if not stat.S_ISDIR(status.st_mode) or depth == 0:
         return
     try:
         fd = os.open(name, DIRECTORY_FLAGS, dir_fd=directory)
@@ -300,9 +309,7 @@ def measure(directory: int, name: str, seen: list[int], entries: int, depth: int
         return
     try:
         for entry in os.listdir(fd):  # noqa: PTH208
-            if seen[1] >= entries:
-                return
-            measure(fd, entry, seen, entries, depth - 1)
+            yield from walk(fd, entry, depth - 1)
     except OSError:
         return
     finally:

@@ -26,7 +26,8 @@ import os
 import secrets
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,7 @@ from podwatch.system.open_by_descriptor import (
     open_path,
     open_regular,
     own_segments,
+    walk,
 )
 from podwatch.system.rights import Rights, applied, own_rights, rights_of
 
@@ -413,6 +415,16 @@ class PinnedTree:
         except OSError:
             pass
         return seen[0], seen[1]
+
+    def linked_bytes(self, paths: Iterable[Path]) -> int:
+        """Bytes of the files below these paths that have a name outside them, too: to delete them frees nothing."""
+        seen: dict[tuple[int, int], list[os.stat_result]] = defaultdict(list)
+        for path in paths:
+            with contextlib.suppress(OSError, HostError), self.parent(path) as (fd, name):
+                for found in walk(fd, name, _DEEPEST):
+                    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                        seen[found.st_dev, found.st_ino].append(found)
+        return sum(same[0].st_size for same in seen.values() if same[0].st_nlink > len(same))
 
     # -- changing -----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.command_line import program
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.layout import Recognition, Site
 from podwatch.checkpoints.trainers import KINDS, make_layout, recognised
 from podwatch.checkpoints.trainers.choose_layout import choose
@@ -139,7 +139,7 @@ def test_a_directory_that_cannot_be_read_speaks_for_nothing(out: Path) -> None:
     ],
 )
 def test_programs_are_seen_through_their_wrappers(command: str, name: str, module: str, launcher: str) -> None:
-    seen = program(command.split())
+    seen = Command(command.split()).program
     assert (seen.name, seen.module, seen.launcher) == (name, module, launcher)
 
 
@@ -150,5 +150,5 @@ def test_words_in_arguments_are_no_program(out: Path) -> None:
 
 @given(st.lists(st.sampled_from(["uv", "run", "-m", "python", "torchrun", "bash", "-c", "x.py", "--a", "-", "", "="])))
 def test_no_command_breaks_the_parser(words: list[str]) -> None:
-    program(words)
+    assert Command(words).programs
     recognised(Site(Path("/nonexistent"), command=tuple(words)))

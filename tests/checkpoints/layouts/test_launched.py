@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.command_line import launched
+from podwatch.checkpoints.command import Command, launched_processes
 from podwatch.checkpoints.trainers import KINDS, Site
 from podwatch.policy.resume import other_world
 from podwatch.recovery.resume_point import saved_by
@@ -32,7 +32,7 @@ from tests.support.golden import GOLDENS
     ],
 )
 def test_launchers(command: str, count: int | None) -> None:
-    assert launched(shlex.split(command)) == count
+    assert launched_processes(Command(shlex.split(command))) == count
 
 
 @pytest.mark.parametrize(

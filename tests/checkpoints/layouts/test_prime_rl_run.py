@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.layout import Concern
 from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.trainers import concerns, make_layout
@@ -50,9 +51,9 @@ def test_flags_and_files_name_the_same_directory(
     lines = [f'output_dir = "{document["output-dir"]}"'] if "output-dir" in document else []
     run = [f'{key[4:]} = "{value}"' for key, value in document.items() if key.startswith("run.")]
     (cwd / "rl.toml").write_text("\n".join([*lines, "[run]", *run]) + "\n")
-    found = run_directory(("uv", "run", "rl", "@", "rl.toml", *flags), cwd)
-    assert found.path == cwd / base / (directory or name)
-    assert run_directory(("uv", "run", "rl", "@", "rl.toml", *flags, "--run.dir", "zz"), cwd).path == cwd / base / "zz"
+    command = ("uv", "run", "rl", "@", "rl.toml", *flags)
+    assert run_directory(Command(command, cwd)).path == cwd / base / (directory or name)
+    assert run_directory(Command((*command, "--run.dir", "zz"), cwd)).path == cwd / base / "zz"
     shutil.rmtree(cwd)
 
 

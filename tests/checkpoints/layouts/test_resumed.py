@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.layout import Layout, Site
-from podwatch.checkpoints.resume_flags import Resumed, resumed
+from podwatch.checkpoints.resume import Resumed, resumed
 from podwatch.checkpoints.trainers import prime_rl, torchtitan
 
 RL = ("uv", "run", "rl", "@", "rl.toml", "--ckpt", "--ckpt.interval", "5")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.command_line import save_interval
+from podwatch.checkpoints.command import Command
+from podwatch.checkpoints.command_table import all_commands
 
 
 @pytest.mark.parametrize(
@@ -31,4 +32,4 @@ def test_as_configured(tmp_path: Path, layout: str, command: str, steps: int | N
     (tmp_path / "rl.toml").write_text("[ckpt]\ninterval = 5\n")
     (tmp_path / "trainer.toml").write_text("[trainer.ckpt]\ninterval = 7\n")
     (tmp_path / "other.toml").write_text("ckpt = true\n[trainer]\nckpt = { interval = 'x' }\n")
-    assert save_interval(layout, command.split(), tmp_path) == steps
+    assert all_commands()[layout].save_interval(Command(command.split(), tmp_path)) == steps

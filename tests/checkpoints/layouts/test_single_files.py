@@ -10,10 +10,10 @@ import pytest
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Site
 from podwatch.checkpoints.trainers import KINDS, make_layout
+from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
+from podwatch.disk.remove import Remover
 from podwatch.domain.checkpoint import Completeness
-from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
 from podwatch.recovery import quarantine
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
@@ -159,8 +159,8 @@ def test_removal_takes_the_file_and_nothing_else(pod: Pod) -> None:
     workspace = Workspace(pod.output)
     for directory in (workspace.trash, workspace.quarantine):
         directory.mkdir(parents=True)
-    remover = Remover(workspace, pod.journal, SystemClock(), pod.events.append)
-    plan = RemovalPlan((Removal(RemovalKind.STORED_SET, size, "in the store", 10),), (), Trigger.USAGE, 1, 0, False)
+    remover = Remover(workspace, SystemClock(), pod.events.append)
+    plan = RemovalPlan((Removal(RemovalKind.STORED, size, "in the store", 10),))
     report = remover.carry_out(plan, pod.layout.step_paths)
     assert report.problems == ()
     assert [r.step for r in report.done] == [10]

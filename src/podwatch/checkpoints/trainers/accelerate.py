@@ -4,31 +4,15 @@ Automatic naming refuses to save over an existing directory and loads the highes
 moved to quarantine; the script itself must set ``ProjectConfiguration(iteration=K + 1)``.
 """
 
-from collections.abc import Sequence
-
-from podwatch.checkpoints import command_line
+from podwatch.checkpoints.command_table import recogniser
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
-from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.table_places import Trainer
 from podwatch.domain.process import ProcessNames, ProcessRole
 from podwatch.domain.trainer_log import TrainerLog
 
-_RESUME = "--resume_from_checkpoint"
 
-
-def _preset(_site: Site, command: Sequence[str]) -> Preset:
-    """The flag of accelerate's examples, if the command shows that the script has it."""
-    known = command_line.has_flag(command, (_RESUME, "--checkpointing_steps"))
-    return Preset(
-        add=(_RESUME, "{checkpoint}") if known else None,
-        flags=(_RESUME,),
-        ask="accelerate is a library, so podwatch cannot know how the script calls load_state",
-        example=f'["{_RESUME}", "{{checkpoint}}"]',
-    )
-
-
-def recognise(site: Site) -> Recognition | None:
+def _on_disk(site: Site) -> Recognition | None:
     """Recognize the random states, which no other trainer writes; open-instruct's directories have their own marker."""
     layout = TableLayout(TRAINER, site)
     for step in list(layout.steps())[-3:]:
@@ -52,7 +36,12 @@ WEIGHTS = Weights(
 )
 
 
-TRAINER = Trainer("accelerate", _preset)
+TRAINER = Trainer("accelerate")
 KIND = Kind(
-    "accelerate", lambda site: TableLayout(TRAINER, site), recognise, log=LOG, processes=PROCESSES, weights=WEIGHTS
+    "accelerate",
+    lambda site: TableLayout(TRAINER, site),
+    recogniser("accelerate", _on_disk),
+    log=LOG,
+    processes=PROCESSES,
+    weights=WEIGHTS,
 )

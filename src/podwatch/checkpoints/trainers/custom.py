@@ -5,11 +5,10 @@ save, so such a checkpoint must be unchanged for the long settle time.
 """
 
 import re
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layout import PATTERN, Concern, Kind, Recognition, Site
-from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.table import TrainerTable, custom_table
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.table_places import Trainer
@@ -32,21 +31,12 @@ def _table(site: Site) -> TrainerTable:
     return custom_table(own.step_dir, required=own.required, optional=own.optional, ahead=own.ahead, last=own.last)
 
 
-def _preset(_site: Site, _command: Sequence[str]) -> Preset:
-    return Preset(
-        add=None,
-        ask="podwatch does not know how a trainer with a custom layout resumes",
-        example='["--from-step", "{step}"]',
-        wandb=False,
-    )
-
-
-TRAINER = Trainer("custom", _preset, place=lambda _site: None, table=_table)
+TRAINER = Trainer("custom", table=_table)
 
 
 def _make(site: Site) -> TableLayout:
     _table(site)  # a mistake is reported at once
-    return TableLayout(TRAINER, site)
+    return TableLayout(TRAINER, replace(site, checkpoint_dir=None))
 
 
 def concerns(site: Site) -> tuple[Concern, ...]:

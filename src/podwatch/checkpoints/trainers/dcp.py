@@ -1,20 +1,14 @@
 """Plain ``torch.distributed.checkpoint``: step directories of any name that ends with its number."""
 
-from collections.abc import Sequence
-
+from podwatch.checkpoints.command_table import recogniser
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
-from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import is_plain_dir, newest_names
 from podwatch.checkpoints.structures import INDEX
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.table_places import Trainer
 
 
-def _preset(_site: Site, _command: Sequence[str]) -> Preset:
-    return Preset(add=None, ask="podwatch does not know how a trainer with plain DCP checkpoints resumes")
-
-
-def recognise(site: Site) -> Recognition | None:
+def _on_disk(site: Site) -> Recognition | None:
     root = site.checkpoint_dir or site.output_dir
     for name in newest_names(root, "{name}{number}"):
         for folder in (root / name, *sorted(p for p in (root / name).iterdir() if is_plain_dir(p))):
@@ -29,5 +23,5 @@ WEIGHTS = Weights(
 )
 
 
-TRAINER = Trainer("dcp", _preset)
-KIND = Kind("dcp", lambda site: TableLayout(TRAINER, site), recognise, weights=WEIGHTS)
+TRAINER = Trainer("dcp")
+KIND = Kind("dcp", lambda site: TableLayout(TRAINER, site), recogniser("dcp", _on_disk), weights=WEIGHTS)

@@ -7,14 +7,12 @@ Automatic resumes take the highest name without checking the content, so podwatc
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from podwatch.checkpoints import command_line
-from podwatch.checkpoints.command_line import Program, program
+from podwatch.checkpoints.command import Command, Program
+from podwatch.checkpoints.command_table import ResumeRule, command_of, recogniser
 from podwatch.checkpoints.layout import SAVES, Concern, Kind, Recognition, Site, Weights
-from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import newest_names
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.table_places import Trainer
@@ -22,82 +20,37 @@ from podwatch.domain.trainer_log import StepRecord, TrainerLog
 from podwatch.system.files import read_file
 
 FLAG = "--resume_from_checkpoint"
-_AXOLOTL = "--auto-resume-from-checkpoints"
 _SCRIPT_LIMIT = 1 << 20
 STATE = "trainer_state.json"
 CHECKPOINT = "checkpoint-{step}"
 _STATE_LIMIT = 64 << 20
 """Bytes. It holds every logged row of the run."""
-_PROGRAMS = ("axolotl", "llamafactory-cli", "swift", "trl")
-_MODULES = ("axolotl.cli", "llamafactory", "swift.cli", "trl")
-_ARGUMENTS = ("--per_device_train_batch_size", "--num_train_epochs", "--save_steps", "--gradient_accumulation_steps")
 
 
-def preset(site: Site, command: Sequence[str]) -> Preset:
-    seen = program(command, site.working_directory)
-    usual = Preset(add=(FLAG, "{checkpoint}"), flags=(FLAG,), example=f'["{FLAG}", "{{checkpoint}}"]')
-    if seen.calls("llamafactory-cli") or seen.runs("llamafactory"):
-        if any(a.endswith((".yaml", ".yml", ".json")) for a in seen.arguments):
-            key = FLAG.lstrip("-")
-            return Preset(add=(f"{key}={{checkpoint}}",), keys=(key,))
-        return usual
-    if seen.calls("axolotl") or seen.runs("axolotl.cli"):
-        return _axolotl(command)
-    if seen.calls("trl") or seen.runs("trl.scripts", "trl.cli"):
-        return _unable(
-            "trl's own scripts call Trainer.train() without a checkpoint, so they would restart at step 0",
-            "a program of your own that calls trainer.train(resume_from_checkpoint=...)",
-        )
-    if (seen.calls("swift") or seen.runs("swift.cli")) and _versioned(command, seen):
-        return _unable(
-            "ms-swift writes every launch into a new versioned directory below output_dir",
-            'the same after adding "--add_version", "false" to trainer.command',
-        )
-    if _ignores(seen, site.working_directory):
-        return _unable(
-            f"{seen.name} calls Trainer.train() without a checkpoint, so it would restart at step 0",
-            f'["{FLAG}", "{{checkpoint}}"] once it calls trainer.train(resume_from_checkpoint=...)',
-        )
-    return usual
+def _unable(site: Site, command: Command) -> ResumeRule | None:
+    """The rule of a script that trains itself, without any mention of a checkpoint to resume from."""
+    scripts = [program for program in command.programs if program.script.endswith(".py")]
+    script = next((program for program in scripts if _ignores(program, site)), None)
+    if script is None:
+        return None
+    return ResumeRule(
+        drop=("resume_from_checkpoint",),
+        ask=f"{script.name} calls Trainer.train() without a checkpoint, so it would restart at step 0",
+        example=f'["{FLAG}", "{{checkpoint}}"] once it calls trainer.train(resume_from_checkpoint=...)',
+    )
 
 
-def _axolotl(command: Sequence[str]) -> Preset:
-    flag = "--resume-from-checkpoint"
-    if "--" in command and "{resume_args}" not in command:
-        return Preset(
-            add=None,
-            flags=(flag,),
-            bare=(_AXOLOTL,),
-            ask='arguments after "--" go to the launcher, so a resume flag at the end would not reach axolotl',
-            example='the same after putting "{resume_args}" before "--" in trainer.command',
-        )
-    return Preset(add=(flag, "{checkpoint}"), flags=(flag,), bare=(_AXOLOTL,))
-
-
-def _unable(why: str, example: str) -> Preset:
-    return Preset(add=None, flags=(FLAG,), ask=why, example=example)
-
-
-def _versioned(command: Sequence[str], seen: Program) -> bool:
-    value = command_line.flag_value(command, ("--add_version",))
-    return (value or "true").lower() != "false" and "--add_version false" not in seen.shell
-
-
-def _ignores(seen: Program, cwd: Path) -> bool:
-    """Whether the script itself trains, without any mention of a checkpoint to resume from."""
-    if not seen.script.endswith(".py"):
-        return False
-    path = cwd / seen.script
+def _ignores(program: Program, site: Site) -> bool:
     try:
-        text = read_file(path, _SCRIPT_LIMIT).decode(errors="replace")
+        text = read_file((program.cwd or site.working_directory) / program.script, _SCRIPT_LIMIT)
     except (OSError, ValueError):
         return False
-    return re.search(r"\.train\(\s*\)", text) is not None and "resume_from_checkpoint" not in text
+    return re.search(rb"\.train\(\s*\)", text) is not None and b"resume_from_checkpoint" not in text
 
 
 def concerns(site: Site) -> tuple[Concern, ...]:
     """Reports a run that saves nothing."""
-    if command_line.flag_value(site.command, ("--save_strategy",)) != "no":
+    if command_of(site).value("save_strategy") != "no":
         return ()
     fix = 'set "--save_strategy", "steps" and "--save_steps", "100" in trainer.command'
     return (Concern(SAVES, "the trainer saves no checkpoints: the command has --save_strategy no", fix, certain=True),)
@@ -116,10 +69,7 @@ def _states(root: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _target(site: Site, command: Sequence[str]) -> int | None:
-    direct = command_line.positive(command_line.flag_value(command, ("--max_steps",)))
-    if direct is not None:
-        return direct
+def _target(site: Site) -> int | None:
     for state in _states(site.checkpoint_dir or site.output_dir):
         value = state.get("max_steps")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -127,18 +77,11 @@ def _target(site: Site, command: Sequence[str]) -> int | None:
     return None
 
 
-def recognise(site: Site) -> Recognition | None:
-    seen = program(site.command, site.working_directory)
-    named = seen.calls(*_PROGRAMS) or seen.runs(*_MODULES)
-    if named:
-        return Recognition("hf", f"the command runs {named}", certain=True)
+def _on_disk(site: Site) -> Recognition | None:
     for name in newest_names(site.output_dir, CHECKPOINT):
         if (site.output_dir / name / STATE).is_file():
             return Recognition("hf", f"{name} holds {STATE}", certain=True)
-    if seen.says(FLAG):
-        return Recognition("hf", f"the command has {FLAG}")
-    told = seen.says(*_ARGUMENTS)
-    return Recognition("hf", f"the command has {told}, an argument of the Trainer") if told else None
+    return None
 
 
 LOG = TrainerLog(
@@ -168,5 +111,12 @@ WEIGHTS = Weights(
 )
 
 
-TRAINER = Trainer("hf", preset, _target)
-KIND = Kind("hf", lambda site: TableLayout(TRAINER, site), recognise, log=LOG, weights=WEIGHTS, concerns=concerns)
+TRAINER = Trainer("hf", target=_target, unable=_unable)
+KIND = Kind(
+    "hf",
+    lambda site: TableLayout(TRAINER, site),
+    recogniser("hf", _on_disk),
+    log=LOG,
+    weights=WEIGHTS,
+    concerns=concerns,
+)

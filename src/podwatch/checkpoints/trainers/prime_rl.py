@@ -15,8 +15,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from podwatch.checkpoints.command import Command
+from podwatch.checkpoints.command_table import command_of, recogniser
 from podwatch.checkpoints.layout import Kind, ResumeCommand, Site, Weights
-from podwatch.checkpoints.resume_flags import Preset
+from podwatch.checkpoints.resume import StartPoint, resume_command
 from podwatch.checkpoints.step_names import is_plain_dir, newest_steps
 from podwatch.checkpoints.table import TrainerTable, all_tables
 from podwatch.checkpoints.table_layout import TableLayout
@@ -40,7 +42,6 @@ class PrimeRLLayout(TableLayout):
     ) -> None:
         super().__init__(TRAINER, Site(output_dir, checkpoint_dir, cwd, tuple(command)))
         self.cwd = cwd if cwd is not None else output_dir.parent
-        self._command = tuple(command)
         self._expected = ""
         self._expects_sft = False
 
@@ -60,7 +61,8 @@ class PrimeRLLayout(TableLayout):
         return self._seen() or self._expected or self.hints().variant
 
     def hints(self) -> Hints:
-        return prime_rl_run.hints(self._command, self.cwd, self._seen())
+        """What the configured command and the files on disk show of the version."""
+        return prime_rl_run.hints(self._configured, self._seen())
 
     def expect_parts(self, parts: Collection[str]) -> None:
         """Set the variant: only checkpoints of layout A store a broadcast; those of SFT have no orchestrator's half."""
@@ -73,21 +75,25 @@ class PrimeRLLayout(TableLayout):
     @property
     def sft(self) -> bool:
         """Whether the run is supervised fine-tuning: by the command, or without one by the files on disk."""
-        if self._command_runs:
-            return self._command_is_sft
+        if self._runs_prime_rl:
+            return self._runs_sft
         return self._expects_sft or prime_rl_run.holds_sft(self.output_dir, self._checkpoints)
 
-    @cached_property
-    def _command_runs(self) -> str:
-        return prime_rl_run.command_runs(self._command, self.cwd)
+    @property
+    def _configured(self) -> Command:
+        return command_of(self._site)
 
     @cached_property
-    def _command_is_sft(self) -> bool:
-        return prime_rl_run.runs_sft(self._command, self.cwd)
+    def _runs_prime_rl(self) -> bool:
+        return prime_rl_run.runs_prime_rl(self._configured)
+
+    @cached_property
+    def _runs_sft(self) -> bool:
+        return prime_rl_run.runs_sft(self._configured)
 
     @cached_property
     def _nccl(self) -> bool:
-        return prime_rl_run.broadcasts_by_nccl(self._command, self.cwd)
+        return prime_rl_run.broadcasts_by_nccl(self._configured)
 
     @property
     def _checkpoints(self) -> Path:
@@ -109,11 +115,11 @@ class PrimeRLLayout(TableLayout):
         self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
     ) -> ResumeCommand:
         checkpoint = None if step is None else self._checkpoints / f"step_{step}"
-        seen = self._seen() or self._expected
-        known = prime_rl_run.hints(command, self.cwd, seen)
-        return prime_rl_run.resume_command(
-            command, step, override, wandb, known, checkpoint=checkpoint, output_dir=self.output_dir, cwd=self.cwd
-        )
+        asked = self._command(command)
+        known = prime_rl_run.hints(asked, self._seen() or self._expected)
+        more, environment = ((), {}) if step is None else prime_rl_run.wandb_continued(asked, wandb, known)
+        start = StartPoint(step, checkpoint, self.output_dir, self._checkpoints)
+        return resume_command(prime_rl_run.rule_of(known), asked, start, override, more=more, environment=environment)
 
     def wandb_variables(self) -> tuple[str, ...]:
         return prime_rl_run.WANDB_VARIABLES
@@ -122,16 +128,7 @@ class PrimeRLLayout(TableLayout):
         return prime_rl_run.wandb_identity(self.output_dir, self.variant)
 
 
-def _target(site: Site, command: Sequence[str]) -> int | None:
-    return prime_rl_run.target_step(command, site.working_directory)
-
-
-def _processes(_command: Sequence[str]) -> int | None:
-    """None: the same command starts inference and orchestrator, and the trainer reshards anyway."""
-    return None
-
-
-TRAINER = Trainer("prime-rl", lambda _site, _command: Preset(add=None), _target, _processes)
+TRAINER = Trainer("prime-rl")
 
 
 def _make(site: Site) -> PrimeRLLayout:
@@ -211,5 +208,11 @@ WEIGHTS = Weights(
 )
 
 KIND = Kind(
-    "prime-rl", _make, prime_rl_run.recognise, prime_rl_run.concerns, log=LOG, processes=PROCESSES, weights=WEIGHTS
+    "prime-rl",
+    _make,
+    recogniser("prime-rl", prime_rl_run.on_disk),
+    prime_rl_run.concerns,
+    log=LOG,
+    processes=PROCESSES,
+    weights=WEIGHTS,
 )

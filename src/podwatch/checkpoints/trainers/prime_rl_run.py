@@ -5,24 +5,21 @@ checkpoints, and the directory that it writes to.
 import heapq
 import os
 import re
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from podwatch.checkpoints import command_line
-from podwatch.checkpoints.command_line import program
-from podwatch.checkpoints.layout import SAVES, Concern, Recognition, ResumeCommand, Site
+from podwatch.checkpoints.command import Command, positive
+from podwatch.checkpoints.command_table import ResumeRule, all_commands, command_of
+from podwatch.checkpoints.layout import SAVES, Concern, Recognition, Site
 from podwatch.checkpoints.step_names import is_plain_dir, newest_steps, step_names
-from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import is_id, valid_ids
 from podwatch.system.files import opened
 
 # -- command line ------------------------------------------------------------------------------------------------------
 
-_OLD = ("--ckpt.resume-step", "--trainer.ckpt.resume-step", "--orchestrator.ckpt.resume-step")
-_NEW = ("--resume.step", "--resume.dir")
+_OLD = ("ckpt.resume_step", "trainer.ckpt.resume_step", "orchestrator.ckpt.resume_step")
+_NEW = ("--resume", "resume.step", "resume.dir", "run.name", "run.dir", "clean")
 WANDB_VARIABLES = ("PRL_RUN_ID", "WANDB_SHARED_RUN_ID")
 """From August 2026, and v0.6.0 to v0.8.0. Not WANDB_RUN_ID: versions with two W&B runs would both claim it."""
 _RUN_LINK = re.compile(r"^(?:offline-)?run-\d{8}_\d{6}-(.+)$")
@@ -38,16 +35,16 @@ class Hints:
     new_flags: bool
 
 
-def hints(command: Sequence[str], cwd: Path, seen: str) -> Hints:
-    """``seen`` is the variant by the files on disk. Then, in this order: the command's own flags and the TOML files
-    that it names, the trainer's source in ``cwd``."""
-    old = command_line.has_flag(command, _OLD)
-    new = command_line.has_flag(command, ("--resume", *_NEW, "--run.name", "--run.dir", "--clean")) or any(
+def hints(command: Command, seen: str) -> Hints:
+    """``seen`` is the variant by the files on disk. Then, in this order: the command's own flags and the files that it
+    names, the trainer's source in its directory."""
+    old = command.has(*_OLD)
+    new = command.has(*_NEW) or any(
         isinstance(document.get(table), dict)
-        for document in command_line.toml_documents(command, cwd)
+        for document in command.documents
         for table in ("run", "resume")  # unknown before 2026-08-13, and prime-rl refuses an unknown table
     )
-    source = cwd / "src" / "prime_rl"
+    source = (command.cwd or Path("/")) / "src" / "prime_rl"
     installed = is_plain_dir(source)
     variant = seen
     if not variant and new:
@@ -63,52 +60,20 @@ def hints(command: Sequence[str], cwd: Path, seen: str) -> Hints:
     return Hints(variant, variant == "B")
 
 
-def resume_command(
-    command: Sequence[str],
-    step: int | None,
-    override: str | Sequence[str],
-    wandb: Mapping[str, str],
-    known: Hints,
-    *,
-    checkpoint: Path | None,
-    output_dir: Path,
-    cwd: Path,
-) -> ResumeCommand:
-    """The command for a start from ``step`` (None: fresh). ConfigurationError if "auto" cannot determine the flag of
-    this version."""
-    kept, removed = command_line.strip_flags(command, (*_OLD, *_NEW), ("--resume",))
-    extra: tuple[str, ...] = ()
-    environment: dict[str, str] = {}
-    if step is not None:
-        says_itself = any(p in a for p in ("{step}", "{checkpoint}") for a in kept)
-        if override == "auto" and not says_itself:
-            if not known.variant:
-                raise ConfigurationError(
-                    "podwatch cannot determine the prime-rl version, so not which flag resumes it",
-                    where="trainer.resume_args",
-                    fix='set it to ["--ckpt.resume-step", "{step}"] or, for versions from August 2026, '
-                    '["--resume.step", "{step}"]',
-                )
-            extra = ("--resume.step", "{step}") if known.new_flags else ("--ckpt.resume-step", "{step}")
-        elif not isinstance(override, str):
-            extra = tuple(override)
-        arguments, environment = _wandb(kept, wandb, known, cwd)
-        if override != "none":
-            extra = (*extra, *arguments)
-    return command_line.build(
-        kept,
-        step=step,
-        checkpoint=checkpoint,
-        output_dir=output_dir,
-        resume_args=extra,
-        environment=environment,
-        removed=removed,
+def rule_of(known: Hints) -> ResumeRule:
+    """How this version resumes."""
+    rule = all_commands()["prime-rl" if known.new_flags else "prime-rl-2025"].resume
+    if known.variant:
+        return rule
+    return replace(
+        rule,
+        add=None,
+        ask="podwatch cannot determine the prime-rl version, so not which flag resumes it",
+        example='["--ckpt.resume-step", "{step}"] or, for versions from August 2026, ["--resume.step", "{step}"]',
     )
 
 
-def _wandb(
-    command: Sequence[str], wandb: Mapping[str, str], known: Hints, cwd: Path
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def wandb_continued(command: Command, wandb: Mapping[str, str], known: Hints) -> tuple[tuple[str, ...], dict[str, str]]:
     """Arguments and environment that continue the W&B run. Never one WANDB_RUN_ID for a version with two runs."""
     ids = valid_ids(wandb)
     if known.variant == "B":
@@ -116,10 +81,8 @@ def _wandb(
         return (), {"PRL_RUN_ID": shared} if shared else {}
     if "trainer" in ids and "orchestrator" in ids:
         # --wandb.shared exists from v0.5.0 on, exactly where wandb.id does not: passing the id there aborts the start.
-        later = command_line.has_flag(command, ("--wandb.shared",)) or any(
-            isinstance(w := d.get("wandb"), dict) and "shared" in w for d in command_line.toml_documents(command, cwd)
-        )
-        if later or command_line.has_flag(command, ("--trainer.wandb.id", "--orchestrator.wandb.id")):
+        later = command.has("wandb.shared") or command.configured("wandb.shared") is not None
+        if later or command.has("trainer.wandb.id", "orchestrator.wandb.id"):
             return (), {}
         return ("--trainer.wandb.id", ids["trainer"], "--orchestrator.wandb.id", ids["orchestrator"]), {}
     return (), {"WANDB_SHARED_RUN_ID": ids["shared"]} if "shared" in ids else {}
@@ -146,29 +109,11 @@ def _latest_run(directory: Path) -> str:
     return match.group(1) if match and is_id(match.group(1)) else ""
 
 
-def target_step(command: Sequence[str], cwd: Path) -> int | None:
-    """``--max-steps`` on the command line, else top-level ``max_steps`` of the TOML files it names (the last wins)."""
-    direct = command_line.positive(command_line.flag_value(command, ("--max-steps", "--trainer.max-steps")))
-    if direct is not None:
-        return direct
-    found = None
-    for document in command_line.toml_documents(command, cwd):
-        value = document.get("max_steps")
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            found = value
-    return found
-
-
-def broadcasts_by_nccl(command: Sequence[str], cwd: Path) -> bool:
+def broadcasts_by_nccl(command: Command) -> bool:
     """Whether weights reach the engine by NCCL or NIXL, without the file system: then a resume needs no broadcast
     directory."""
-    names = ("--weight-broadcast.type", "--trainer.weight-broadcast.type", "--orchestrator.weight-broadcast.type")
-    kind = command_line.flag_value(command, names)
-    if kind is None:
-        for document in command_line.toml_documents(command, cwd):
-            section = document.get("weight_broadcast")
-            if isinstance(section, dict) and isinstance(section.get("type"), str):
-                kind = section["type"]
+    name = "weight_broadcast.type"
+    kind = command.value(name, f"trainer.{name}", f"orchestrator.{name}")
     return kind is not None and kind.lower() in ("nccl", "nixl")
 
 
@@ -181,9 +126,6 @@ def _mentions(path: Path, word: str) -> bool:
 
 
 # -- files of a run ----------------------------------------------------------------------------------------------------
-
-ENTRIES = ("rl", "sft")
-"""prime-rl's training programs."""
 
 
 def looks_like_run(directory: Path) -> bool:
@@ -214,29 +156,18 @@ def holds_sft(output_dir: Path, checkpoints: Path) -> bool:
     return any(is_plain_dir(step / "trainer" / "dataloader") for step in newest)
 
 
-def command_runs(command: Sequence[str], cwd: Path) -> str:
-    """The prime-rl program that the command runs, as written there; else empty. ``rl`` or ``sft`` counts only with
-    arguments: other programs can have such short names."""
-    seen = program(command, cwd)
-    module = seen.runs("prime_rl")
-    if module:
-        return module
-    if seen.name in ENTRIES and any(a == "@" or a.startswith(("--", "@")) for a in seen.arguments):
-        return seen.name
-    match = re.search(r"\b(rl|sft)\s+(?:@|--)", seen.shell)
-    return f"{match[1]} ({seen.name})" if match else ""
+def runs_prime_rl(command: Command) -> bool:
+    """Whether the command starts a program of prime-rl."""
+    return all_commands()["prime-rl"].recognised("prime-rl", command, certain=True) is not None
 
 
-def runs_sft(command: Sequence[str], cwd: Path) -> bool:
+def runs_sft(command: Command) -> bool:
     """Whether the command is prime-rl's supervised fine-tuning, which has no orchestrator."""
-    runs = command_runs(command, cwd)
-    return runs.split(" ")[0] == "sft" or ".sft" in runs
+    return bool(all_commands()["prime-rl"].table_of(command))
 
 
-def recognise(site: Site) -> Recognition | None:
-    runs = command_runs(site.command, site.working_directory)
-    if runs:
-        return Recognition("prime-rl", f"the command runs {runs}", certain=True)
+def on_disk(site: Site) -> Recognition | None:
+    """A run of prime-rl in output_dir."""
     checkpoints = (site.checkpoint_dir or site.output_dir) / "checkpoints"
     for step in heapq.nlargest(3, step_names(checkpoints)):
         for half in ("orchestrator", "trainer"):
@@ -252,11 +183,7 @@ def recognise(site: Site) -> Recognition | None:
 # and ``run.name`` to a new random name at each start. A resume needs the directory of the run that saved, so it needs
 # the name. Before that a run writes to output_dir itself.
 
-_OUTPUT = ("--output-dir",)
-_NAME = ("--run.name",)
-_DIRECTORY = ("--run.dir",)
-_CKPT = ("--ckpt", "--trainer.ckpt")
-_INTERVAL = ("--ckpt.interval", "--trainer.ckpt.interval")
+_INTERVAL = ("ckpt.interval", "trainer.ckpt.interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,48 +199,33 @@ class RunDirectory:
         return Path(os.path.normpath(self.base / self.name)) if self.name else None
 
 
-def run_directory(command: Sequence[str], cwd: Path, output_dir: Path | None = None) -> RunDirectory:
+def run_directory(command: Command, output_dir: Path | None = None) -> RunDirectory:
     """The run directory that a version with run directories uses for this command. ``output_dir`` fills the
-    placeholder. Reads the TOML files that the command names."""
-    base = command_line.flag_value(command, _OUTPUT) or ""
-    name = command_line.flag_value(command, _NAME) or ""
-    directory = command_line.flag_value(command, _DIRECTORY) or ""
-    for document in reversed(command_line.toml_documents(command, cwd)):
-        run = _table(document, "run")
-        base = base or _text(document.get("output_dir"))
-        name = name or _text(run.get("name"))
-        directory = directory or _text(run.get("dir"))
-    base = base or "outputs"
+    placeholder."""
+    base = command.value("output_dir") or "outputs"
     if output_dir is not None:
         base = base.replace("{output_dir}", str(output_dir))
-    return RunDirectory(Path(os.path.normpath(cwd / base)), directory or name)
+    name = command.value("run.dir") or command.value("run.name") or ""
+    return RunDirectory(Path(os.path.normpath((command.cwd or Path("/")) / base)), name)
 
 
 def concerns(site: Site) -> tuple[Concern, ...]:
     """Reports a run directory that a resume cannot find, and a run that saves nothing."""
-    if not site.command or not command_runs(site.command, site.working_directory):
-        return ()
-    shell = program(site.command, site.working_directory).shell
-    if not shell:
-        return (*_directory(site, site.command, sure=True), *_saves(site, site.command))
-    try:
-        words = (*site.command, *shlex.split(shell, comments=True))
-    except ValueError:
-        return ()  # quotes that do not close, a here-document
-    if any(word.startswith(("$@", "$*", "${@", "${*")) for word in words):
-        return ()  # its arguments can contain more
-    return (*_directory(site, words, sure=False), *_saves(site, words))
+    command = command_of(site)
+    if not runs_prime_rl(command) or any(program.passes for program in command.programs):
+        return ()  # the arguments of a script can contain more
+    return (*_directory(site, command), *_saves(command))
 
 
-def _directory(site: Site, command: Sequence[str], *, sure: bool) -> tuple[Concern, ...]:
-    """``sure``: not a shell script, in which variables and ``cd`` can change the meaning."""
-    cwd = site.working_directory
+def _directory(site: Site, command: Command) -> tuple[Concern, ...]:
     below = [run for run in runs_below(site.output_dir) if run.name != "run_default"]  # older versions: orchestrator's
     on_disk = has_attempts(site.output_dir) or bool(below)
-    if not on_disk and not hints(command, cwd, "").new_flags:
+    if not on_disk and not hints(command, "").new_flags:
         return ()
-    says = run_directory(command, cwd, site.output_dir)
+    says = run_directory(command, site.output_dir)
     ours = os.path.realpath(site.output_dir)
+    if says.path is None and command.has("run.name", "run.dir"):
+        return ()  # a variable of the shell
     if says.path is None:
         own = site.output_dir if site.output_dir.parent == says.base else None
         if own is None:
@@ -328,7 +240,8 @@ def _directory(site: Site, command: Sequence[str], *, sure: bool) -> tuple[Conce
                 certain=True,
             ),
         )
-    if not sure or os.path.realpath(says.path) == ours:
+    # in a shell script, variables and ``cd`` can change the meaning
+    if command.is_shell or os.path.realpath(says.path) == ours:
         return ()
     return (
         Concern(
@@ -340,20 +253,15 @@ def _directory(site: Site, command: Sequence[str], *, sure: bool) -> tuple[Conce
     )
 
 
-def _saves(site: Site, command: Sequence[str]) -> tuple[Concern, ...]:
+def _saves(command: Command) -> tuple[Concern, ...]:
     """Reports missing saves: ``--ckpt`` enables saving; without an interval prime-rl saves only at the end."""
-    cwd = site.working_directory
-    sections = [
-        section
-        for document in command_line.toml_documents(command, cwd)
-        for holder in (document, _table(document, "trainer"))
-        if isinstance(section := holder.get("ckpt"), dict)
-    ]
-    flags = [word.partition("=")[0].replace("_", "-") for word in command]
-    if not sections and not any(f in _CKPT or f.startswith(tuple(f"{c}." for c in _CKPT)) for f in flags):
+    flags = [word.partition("=")[0] for word in command.words]
+    in_words = any(flag == "--ckpt" or flag.startswith(("--ckpt.", "--trainer.ckpt")) for flag in flags)
+    in_files = any(isinstance(command.configured(name), dict) for name in ("ckpt", "trainer.ckpt"))
+    if not in_words and not in_files:
         text = "prime-rl saves no checkpoints: neither the command nor its configuration has ckpt"
         return (Concern(SAVES, text, 'add "--ckpt", "--ckpt.interval", "10" to trainer.command', certain=True),)
-    if not command_line.has_flag(command, _INTERVAL) and not any(s.get("interval") for s in sections):
+    if not command.has(*_INTERVAL) and not command.configured(*_INTERVAL):
         text = "prime-rl saves only at the end of training: ckpt.interval is not set"
         return (Concern(SAVES, text, 'add "--ckpt.interval", "10" to trainer.command', certain=True),)
     return ()
@@ -372,10 +280,20 @@ def runs_below(base: Path) -> tuple[Path, ...]:
     return tuple(path for _, path in sorted(found, reverse=True))
 
 
-def _table(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = document.get(name)
-    return section if isinstance(section, dict) else {}
+def steps_in_use(command: Command) -> int:
+    """Number of steps below the newest one whose broadcasts and rollouts can still be read: the highest level that the
+    command or a file named in it sets, plus one; never fewer than the default."""
+    names = [f"{section}{key}" for key in _ASYNC_KEYS for section in ("", "orchestrator.", "trainer.")]
+    levels = [min(MOST_STEPS_IN_USE, positive(found) or 0) for n in names for found in _all_values(command, n)]
+    return max(STEPS_IN_USE, max(levels, default=0) + 1)
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) and "\0" not in value else ""
+def _all_values(command: Command, name: str) -> tuple[object, ...]:
+    return command.given(name), command.configured(name)
+
+
+STEPS_IN_USE = 2
+"""prime-rl's defaults: max_async_level 1, later a lag of 1 batch, and one step that is being written."""
+MOST_STEPS_IN_USE = 1000
+_ASYNC_KEYS = ("max_async_level", "max_off_policy_steps")
+"""The second since 2026-08, when prime-rl began to remove old broadcasts itself."""

@@ -1,27 +1,15 @@
 """The 2025 RL runner: without ``--from-step`` it follows the link ``step_latest``, which is only a hint."""
 
-from collections.abc import Sequence
-
-from podwatch.checkpoints import command_line
+from podwatch.checkpoints.command_table import recogniser
 from podwatch.checkpoints.layout import Kind, Recognition, Site, Weights
-from podwatch.checkpoints.resume_flags import Preset
 from podwatch.checkpoints.step_names import STEP, newest_names
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.table_places import Trainer
 
 INFO = "training_info.json"
-_FROM = "--from-step"
 
 
-def _preset(_site: Site, _command: Sequence[str]) -> Preset:
-    return Preset(add=(_FROM, "{step}"), flags=(_FROM,))
-
-
-def _target(_site: Site, command: Sequence[str]) -> int | None:
-    return command_line.positive(command_line.flag_value(command, ("--max-steps", "--num-steps")))
-
-
-def recognise(site: Site) -> Recognition | None:
+def _on_disk(site: Site) -> Recognition | None:
     inside = site.output_dir.name == "training_state"
     root = site.checkpoint_dir or (site.output_dir if inside else site.output_dir / "training_state")
     for name in newest_names(root, STEP):
@@ -33,5 +21,5 @@ def recognise(site: Site) -> Recognition | None:
 WEIGHTS = Weights(("model",))
 
 
-TRAINER = Trainer("runner", _preset, _target)
-KIND = Kind("runner", lambda site: TableLayout(TRAINER, site), recognise, weights=WEIGHTS)
+TRAINER = Trainer("runner")
+KIND = Kind("runner", lambda site: TableLayout(TRAINER, site), recogniser("runner", _on_disk), weights=WEIGHTS)

@@ -14,9 +14,6 @@ from podwatch.system.own_directories import Workspace
 
 LINKS_SHOWN = 4
 
-KEEP_FLAGS = ("--ckpt.keep-last", "--ckpt.keep", "--trainer.ckpt.keep-last")
-"""prime-rl's flags for the number of kept checkpoints."""
-
 
 def output_dir(settings: Settings) -> Iterator[Line]:
     path = settings.trainer.output_dir
@@ -119,9 +116,11 @@ def disk(settings: Settings, all_sets: Sets) -> Iterator[Line]:
 
 def _peak(settings: Settings, last: int, room: int) -> Iterator[Line]:
     """The peak: trainers delete the oldest checkpoint after the new one, so one more exists than they keep."""
-    from podwatch.checkpoints import command_line
+    from podwatch.checkpoints.command_table import all_commands, command_of
+    from podwatch.checkpoints.trainers import site_of
 
-    kept = command_line.positive(command_line.flag_value(settings.trainer.command, KEEP_FLAGS))
+    names = [name for table in all_commands().values() for name in table.keep]
+    kept = command_of(site_of(settings)).number(*names)
     if kept is not None and (kept + 1) * last > room:
         text = f"the trainer keeps {kept} checkpoints, so up to {kept + 1} exist ({size((kept + 1) * last)})"
         text += f", but there is space for {size(room)} only"

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from podwatch.checkpoints import command_line
+from podwatch.checkpoints.command import Command
+from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.trainers import concerns, make_layout, recognised, site_of
 from podwatch.checkpoints.trainers.prime_rl_run import hints
 from podwatch.cli.check.report import Level, Line, Sets, failed, in_time
@@ -22,7 +24,6 @@ from podwatch.trainer.environment import build_environment
 
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """systemd's default PATH of a system service."""
-_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
 
 def command(settings: Settings) -> Iterator[Line]:
@@ -45,7 +46,7 @@ def command(settings: Settings) -> Iterator[Line]:
     yield from _program(trainer.command[0], settings, environment, cwd, name="command")
     if trainer.command[0] != "uv" and "uv" not in trainer.command and _layout_name(settings) == "prime-rl":
         yield from _uv(settings, environment, cwd)
-    if hides_exit_code(trainer.command):
+    if Command(trainer.command, cwd).hides_exit_code():
         yield Line("command", "warn", "a pipe hides the exit code of a crash", "start the script with set -o pipefail")
 
 
@@ -80,27 +81,9 @@ def _uv(settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterat
     lines = list(_program("uv", settings, environment, cwd, name="uv"))
     if all(line.level == "ok" for line in lines):
         yield from lines
-    elif in_time(lambda: hints(settings.trainer.command, cwd, "")).variant != "B":
+    elif in_time(lambda: hints(command_of(site_of(settings)), "")).variant != "B":
         text = "uv not found; prime-rl of early 2026 starts its inference server and its orchestrator with uv"
         yield Line("uv", "warn", text, "if you use that version, set PATH in trainer.env, with uv's directory in it")
-
-
-def hides_exit_code(argv: tuple[str, ...]) -> bool:
-    """Whether a ``sh -c`` script has a pipe without pipefail: ``train | tee log`` exits with tee's 0."""
-    if Path(argv[0]).name not in _SHELLS:
-        return False
-    for position, word in enumerate(argv[1:-1], start=1):
-        if word.startswith("-") and not word.startswith("--") and "c" in word:
-            script = argv[position + 1]
-            if "pipefail" in " ".join(argv[: position + 2]):
-                return False
-            try:
-                lexer = shlex.shlex(script, posix=True, punctuation_chars="|&;")
-                lexer.whitespace_split = True
-                return any(token in ("|", "|&") for token in lexer)
-            except ValueError:  # unbalanced quotes: the shell reports them
-                return False
-    return False
 
 
 def keys(settings: Settings) -> Iterator[Line]:
@@ -131,15 +114,11 @@ def keys(settings: Settings) -> Iterator[Line]:
 
 def _told_offline(settings: Settings) -> str:
     """Where the command, or a file that it names, switches W&B to offline; empty if neither does."""
-    trainer, names = settings.trainer, ("--wandb.offline", "--trainer.wandb.offline")
-    said = (command_line.flag_value(trainer.command, names) or "").lower()
-    if command_line.has_flag(trainer.command, names) and said not in ("false", "no", "0"):
+    training, names = command_of(site_of(settings)), ("wandb.offline", "trainer.wandb.offline")
+    if training.has(*names) and (training.given(*names) or "").lower() not in ("false", "no", "0"):
         return "the command has --wandb.offline"
-    for document in command_line.toml_documents(trainer.command, trainer.cwd or trainer.output_dir.parent):
-        section = document.get("wandb")
-        if isinstance(section, dict) and section.get("offline") is True:
-            return "the trainer's configuration has wandb.offline = true"
-    return ""
+    offline = not training.has(*names) and training.configured(*names) is True
+    return "the trainer's configuration has wandb.offline = true" if offline else ""
 
 
 def vllm(settings: Settings) -> Iterator[Line]:
@@ -236,6 +215,10 @@ def _resume(settings: Settings, found: Layout, step: int | None) -> Iterator[Lin
         yield failed("resume", error, level="warn" if step is None else "fail", about=f"{about}: ")
         return
     yield Line("resume", "ok", f"{about}: {shlex.join(scrub_argv(made.argv))}")
+    if isinstance(found, TableLayout) and (inside := found.resumes_in_script(trainer.command)):
+        words = shlex.join(scrub_argv(inside))
+        text = f"the shell script itself has {words}, and podwatch does not change its text"
+        yield Line("resume", "warn", text, "remove that from the script: a fresh start would resume by it")
     if trainer.resume_args == "none":
         yield Line(
             "resume",

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from podwatch.disk.plan import RemovalKind
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
-from podwatch.policy.local_retention import RemovalKind
 from tests.support.mounts import small_mount
 from tests.support.small_disk import Guard, guarded
 
@@ -124,7 +124,7 @@ def unsynced(found: Run) -> list[int]:
     return [
         int(str(e.fields["step"]))
         for e in found.guard.events
-        if e.name is EventName.PRUNED and e.fields["kind"] == RemovalKind.UNSTORED_SET
+        if e.name is EventName.PRUNED and e.fields["kind"] == RemovalKind.UNSTORED
     ]
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.disk import prune
+from podwatch.disk.plan import RemovalKind
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import Busy
 from podwatch.domain.event import EventName
-from podwatch.policy.local_retention import RemovalKind
-from podwatch.retention import room_for_next_save
 from tests.support.checkpoints import broadcast_operations, finish, prime_rl_operations, write_rollouts
 from tests.support.mounts import small_mount
 from tests.support.small_disk import Guard, guarded
@@ -109,8 +109,8 @@ async def test_never_full_while_the_store_keeps_up(
         assert newest == sorted(newest), "the newest complete step never goes back"
         assert sum(guard.workspace.tree.measure(p)[0] for p in guard.out.iterdir()) < DISK
         kinds = {str(e.fields["kind"]) for e in guard.events if e.name is EventName.PRUNED}
-        assert RemovalKind.UNSTORED_SET not in kinds
-        assert {RemovalKind.SPARE, RemovalKind.STORED_SET} <= kinds
+        assert RemovalKind.UNSTORED not in kinds
+        assert {RemovalKind.BY_PRODUCT, RemovalKind.STORED} <= kinds
         assert not [e.text for e in guard.events if e.name is EventName.PRUNE_STUCK]
 
 
@@ -125,7 +125,7 @@ async def test_without_a_store_the_oldest_go_and_the_newest_stays(
         gone = [
             int(str(e.fields["step"]))
             for e in guard.events
-            if e.name is EventName.PRUNED and e.fields["kind"] == RemovalKind.UNSTORED_SET
+            if e.name is EventName.PRUNED and e.fields["kind"] == RemovalKind.UNSTORED
         ]
         assert gone
         assert gone == sorted(gone)
@@ -144,13 +144,13 @@ async def test_a_plan_does_not_outlive_what_it_was_made_from(small: tuple[Path, 
         await guard.guarding.look()
         await wait_until(lambda: guard.disk.latest().ok)
         planned = guard.pruner.plan()
-        going = [r.step for r in planned.removals if r.kind is RemovalKind.UNSTORED_SET]
+        going = [r.step for r in planned.removals if r.kind is RemovalKind.UNSTORED]
         assert going[:1] == [5]
         guard.resume_sources = {5}
         await guard.pruner._carry_out(planned)
         guard.catalogue.rescan()
         assert 5 in {s.step for s in guard.catalogue.sets if s.complete}
-        going = [r.step for r in guard.pruner.plan().removals if r.kind is RemovalKind.UNSTORED_SET]
+        going = [r.step for r in guard.pruner.plan().removals if r.kind is RemovalKind.UNSTORED]
         assert going[:1] == [10]
         planned, guard.pins = guard.pruner.plan(), {10: "by hand"}
         await guard.pruner._carry_out(planned)
@@ -178,7 +178,7 @@ async def test_nothing_is_deleted_by_a_look_at_the_disk_from_before_the_last_rem
         await guard.guarding.look()
         await wait_until(lambda: guard.disk.latest().ok)
         before = guard.facts().pod
-        monkeypatch.setattr(room_for_next_save, "DISK_ANSWER_SECONDS", 0.5)
+        monkeypatch.setattr(prune, "DISK_ANSWER_SECONDS", 0.5)
         monkeypatch.setattr(guard, "pod", lambda: before)
         assert (await guard.pruner.prune_now()).removals
         left = [s.step for s in guard.catalogue.rescan() if s.complete]
@@ -214,10 +214,27 @@ async def test_what_a_symlink_names_stays(small: tuple[Path, int | None], tmp_pa
             await asyncio.sleep(0.05)
         gone = {r.step for r in guard.pruner.plan().removals if not r.path}
         assert gone == {15}
-        told = {k.step: k.reason for k in guard.pruner.plan().kept}
+        told = {k.step: k.reason for k in guard.pruner.plan().remaining}
         assert told[5] == "pinned: the symlink best"
     finally:
         await guard.close()
+
+
+async def test_what_would_free_nothing_stays(small: tuple[Path, int | None], tmp_path: Path) -> None:
+    """An export that is made of hard links to the oldest checkpoint, as `cp -rl` makes it; no store."""
+    root, capacity = small
+    async with guarded(root, tmp_path, capacity, store=False, variant="B") as guard:
+        for step in (5, 10, 15):
+            finish(prime_rl_operations(guard.out, step, "B", size=SHARD))
+        await wait_until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 3)
+        for path in [p for p in (guard.out / "checkpoints" / "step_5").rglob("*") if p.is_file()]:
+            copy = root / "export" / path.relative_to(guard.out)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.hardlink_to(path)
+        used = sum(guard.workspace.tree.measure(p)[0] for p in guard.out.iterdir())
+        (guard.out / "ballast").write_bytes(b"x" * (DISK - used - MIB // 8))  # room only if broadcasts and one more go
+        await wait_until(lambda: {e.fields["step"] for e in guard.events if e.name is EventName.PRUNED} == {None, 10})
+        assert sorted(p.name for p in (guard.out / "checkpoints").glob("step_*")) == ["step_15", "step_5"]
 
 
 async def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -10,21 +10,14 @@ from hypothesis import strategies as st
 
 from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords
 from podwatch.config.settings import DiskSettings
+from podwatch.disk.next_save import NextSave, median_gap, predict
+from podwatch.disk.plan import DiskFacts, Protection, RemovalKind, Trigger, plan_removals
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState, newest_complete
 from podwatch.domain.snapshot import DiskSample
-from podwatch.policy.disk_forecast import (
-    MOST_SAVES,
-    NextSave,
-    Save,
-    due,
-    save_gap,
-    sizes,
-)
-from podwatch.policy.local_retention import Protection, RemovalInput, RemovalKind, Trigger, plan_removal
 
 pytestmark = pytest.mark.slow
 
-POLICY, REACT = DiskSettings(), 30.0
+POLICY = DiskSettings()
 GB = 1_000_000_000
 TURN = 60.0
 SAVES = int(os.environ.get("PODWATCH_DISK_SAVES", "60"))
@@ -53,15 +46,9 @@ def seen(sets: Sequence[CheckpointSet], before: CheckpointRecords | None = None)
     return records
 
 
-def predict(
-    saves: Sequence[Save], *, wall: float, policy: DiskSettings, save_seconds: float = 0.0, speed: float = 0.0
-) -> NextSave:
-    return due(sizes(saves, REACT, speed), saves, wall, policy.lead, speed, save_seconds)
-
-
-def after(*sets: CheckpointSet, wall: float | None = None, **kw: float) -> NextSave:
+def after(*sets: CheckpointSet, wall: float | None = None, save_seconds: float = 0.0) -> NextSave:
     last = max((s.changed_wall for s in sets), default=0.0)
-    return predict(seen(sets).all, wall=last if wall is None else wall, policy=POLICY, **kw)
+    return predict(seen(sets).all, last if wall is None else wall, save_seconds)
 
 
 def test_nothing_is_predicted_from_nothing() -> None:
@@ -82,30 +69,29 @@ def test_the_usual_size() -> None:
     assert after(*[saved(n, n * 100.0, 47 if n % 2 else 15) for n in range(12)]).usual_bytes == 47
     assert after(*[saved(n, n * 100.0, 47 if n > 9 else 15) for n in range(12)]).usual_bytes == 47
     assert after(saved(1, 1.0, 47, files=8), saved(2, 2.0, 15)).usual_files == 9
-    found = after(*[saved(n, n * 100.0, export=31 if n == 3 else 0) for n in range(12)])
-    assert found.parts == (("trainer", 47, 47), ("weights", 31, 0))
+    found = seen([saved(n, n * 100.0, export=31 if n == 3 else 0) for n in range(12)]).all
+    assert predict(found, 0.0, elsewhere={"weights"}) == NextSave(47, 0, 47, 0)
+    assert predict(found, 0.0, elsewhere={"trainer"}) == NextSave(31, 0, 0, 0)
 
 
 def test_one_big_save_costs_no_unstored_checkpoint_and_no_training() -> None:
     sets = [saved(n, n * 1200.0, (31 if n == 10 else 16) * GB) for n in range(12)]
     expected = after(*sets)
     free = 20 * GB
-    given_ = RemovalInput(
-        sets[-3:], DiskSample("/app", 200 * GB, 200 * GB - free, free), expected.room, True, stored=frozenset()
-    )
-    given_ = replace(given_, usual_bytes=expected.usual_room)
-    plan = plan_removal(given_, DiskSettings(prune_above=1.0))
+    given_ = DiskFacts(sets[-3:], DiskSample("/app", 200 * GB, 200 * GB - free, free), expected, stored=frozenset())
+    given_ = replace(given_, next_save=replace(expected, due_in=None))
+    plan = plan_removals(given_, DiskSettings(prune_above=1.0))
     assert (plan.removals, plan.critical, plan.missing_bytes) == ((), False, 0)
     assert plan.missing_for_biggest == int(31 * GB * 1.1) - free
     both = replace(given_, stored=frozenset({(9, "id9"), (10, "id10")}))
-    assert [r.step for r in plan_removal(both, POLICY).removals] == [9, 10], "what is in the store goes for it"
+    assert [r.step for r in plan_removals(both, POLICY).removals] == [9, 10], "what is in the store goes for it"
     low = replace(given_, disk=DiskSample("/app", 200 * GB, 183 * GB, 17 * GB))
-    plan = plan_removal(low, POLICY)
-    assert [r.kind for r in plan.removals] == [RemovalKind.UNSTORED_SET], "as much as the usual size needs"
+    plan = plan_removals(low, POLICY)
+    assert [r.kind for r in plan.removals] == [RemovalKind.UNSTORED], "as much as the usual size needs"
     assert plan.missing_bytes == 0
     begun = replace(saved(12, 13 * 1200.0, 18 * GB), completeness=Completeness.WRITING, save_id="")
-    grown = replace(low, sets=[*sets[-3:], begun], disk=DiskSample("/app", 200 * GB, 190 * GB, 10 * GB))
-    assert plan_removal(grown, POLICY).critical, "the save in flight is a big one"
+    grown = replace(low, checkpoints=[*sets[-3:], begun], disk=DiskSample("/app", 200 * GB, 190 * GB, 10 * GB))
+    assert plan_removals(grown, POLICY).critical, "the save in flight is a big one"
 
 
 def test_what_podwatch_removed_of_a_set_was_written_all_the_same() -> None:
@@ -121,45 +107,38 @@ def test_when_it_comes() -> None:
     regular = [saved(n, n * 1200.0) for n in range(1, 6)]
     assert after(*regular, wall=6000.0 + 100).due_in == 1100.0
     assert after(*regular, wall=6000.0 + 100, save_seconds=200.0).due_in == 900.0
-    assert not after(*regular, wall=6000.0 + 100).soon
-    assert after(*regular, wall=6000.0 + 901).soon
-    assert after(*regular, wall=6000.0 + 500, speed=47 / 250).soon, "removal takes so long"
+    assert not after(*regular, wall=6000.0 + 100).near
+    assert after(*regular, wall=6000.0 + 901).near
     late = after(*regular, wall=6000.0 + 1201)
-    assert (late.due_in, late.soon) == (None, True)
+    assert (late.due_in, late.near) == (None, True)
     for sets in (regular[:3], [*regular, saved(6, 6300.0)], [*regular, saved(6, 9000.0)]):
         found = after(*sets)
-        assert (found.due_in, found.soon) == (None, True), "too few, or no rhythm"
-    assert after(*regular, wall=5000.0).soon, "the clock was set back"
+        assert (found.due_in, found.near) == (None, True), "too few, or no rhythm"
+    assert after(*regular, wall=5000.0).near, "the clock was set back"
 
 
 def test_how_long_it_is_from_one_to_the_next() -> None:
     saves = seen([saved(n * 5, n * 1200.0) for n in range(1, 4)] + [saved(20, 4500.0)]).all
-    assert save_gap(saves) == 1200.0
-    assert save_gap(seen([saved(5, 1200.0)]).all) is None
+    assert median_gap(saves) == 1200.0
+    assert median_gap(seen([saved(5, 1200.0)]).all) is None
 
 
 def test_a_step_back_is_no_rhythm() -> None:
     sets = [saved(5, 1000.0), saved(10, 2000.0), saved(5, 2010.0, save_id="again"), saved(10, 3010.0, save_id="again2")]
-    assert after(*sets).saves == 1
-
-
-def test_saves_that_come_faster_than_podwatch_reacts_need_room_for_several() -> None:
-    assert after(*[saved(n, n * 20.0) for n in range(6)]).saves == 2
-    assert after(*[saved(n, n * 1.0) for n in range(6)]).room == MOST_SAVES * 47
-    burst = after(*[saved(n, n * 1200.0) for n in range(6)], saved(6, 6010.0))
-    assert burst.saves == 1, "one burst is not the rule"
+    assert median_gap(seen(sets).all) == 1000.0
+    assert after(*sets).due_in is None, "two gaps"
 
 
 def test_inodes_are_predicted_too() -> None:
     found = after(saved(1, 1.0, files=900), saved(2, 1201.0, files=1000))
-    assert found.inodes == 1000
+    assert found.files == 1000
     low = DiskSample("/x", 10_000, 5000, 5000, 10_000, 600)
-    given_ = RemovalInput([saved(1, 1.0, files=900), saved(2, 1201.0, files=1000)], low, 47, True)
-    plan = plan_removal(replace(given_, next_save_files=1000), POLICY)
+    given_ = DiskFacts([saved(1, 1.0, files=900), saved(2, 1201.0, files=1000)], low, replace(found, bytes=47))
+    plan = plan_removals(given_, POLICY)
     assert (plan.trigger, plan.critical) == (Trigger.INODES, True)
-    assert [r.kind for r in plan.removals] == [RemovalKind.UNSTORED_SET]
-    full = replace(given_, next_save_files=2000)
-    assert plan_removal(full, POLICY).missing_inodes == 2200 - 600 - 900
+    assert [r.kind for r in plan.removals] == [RemovalKind.UNSTORED]
+    full = replace(given_, next_save=replace(found, files=2000, usual_files=2000))
+    assert plan_removals(full, POLICY).missing_inodes == 2200 - 600 - 900
 
 
 SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=20)
@@ -169,7 +148,7 @@ SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=20)
 @given(SIZES, st.floats(0, 5000), st.floats(1, 3000))
 def test_whatever_was_saved(sizes: list[int], wait: float, gap: float) -> None:
     sets = [saved(n, n * gap, size) for n, size in enumerate(sizes)]
-    found = predict(seen(sets).all, wall=(len(sizes) - 1) * gap + wait, policy=POLICY)
+    found = predict(seen(sets).all, (len(sizes) - 1) * gap + wait)
     assert found.bytes == max(sizes[-12:])
     assert found.due_in is None or 0 < found.due_in <= gap
 
@@ -189,6 +168,7 @@ class World:
     down: tuple[float, float] = (0.0, 0.0)
     cadence: float = 1200.0
     policy: DiskSettings = POLICY
+    patient: bool = True
     capacity: int = 250 * GB
     other: int = 91 * GB
     sets: dict[int, CheckpointSet] = field(default_factory=dict)
@@ -247,20 +227,16 @@ class World:
         if self.writing is not None:
             part = replace(saved(self.writing, self.now, max(1, int(self.written))), completeness=Completeness.WRITING)
             listed.append(replace(part, save_id=""))
-        expected = predict(seen(listed, self.saves).all, wall=self.now, policy=self.policy, save_seconds=120.0)
-        given_ = RemovalInput(
+        expected = predict(seen(listed, self.saves).all, self.now, save_seconds=120.0)
+        given_ = DiskFacts(
             listed,
             DiskSample("/app", self.capacity, self.used(), self.free()),
-            expected.room,
-            True,
+            expected if self.patient else replace(expected, due_in=None),
             stored=frozenset(self.stored),
             protected={self.uploading: Protection.UPLOADING} if self.uploading is not None else {},
-            soon=expected.soon,
-            due_in=expected.due_in,
-            usual_bytes=expected.usual_room,
         )
         newest = newest_complete(listed)
-        plan = plan_removal(given_, self.policy)
+        plan = plan_removals(given_, self.policy)
         assert plan.missing_bytes == 0, "one set and the next one always fit here"
         self.told += bool(plan.waiting)
         for removal in plan.removals:
@@ -269,7 +245,7 @@ class World:
             assert removal.step != newest.step
             if removal.step == self.uploading:
                 self.uploading = None
-            if removal.kind is RemovalKind.UNSTORED_SET:
+            if removal.kind is RemovalKind.UNSTORED:
                 self.lost.append(removal.step)
             del self.sets[removal.step]
 
@@ -293,7 +269,7 @@ def test_waiting_until_the_save_is_near_lets_uploads_end() -> None:
     """The disk holds two sets and a half, and at 32 MB/s one takes 25 minutes: longer than the cadence, but there is
     time if it does not go before it must."""
     patient, hasty = World(32e6, None, other=130 * GB), World(32e6, None, other=130 * GB)
-    hasty.policy = DiskSettings(lead=1e9)
+    hasty.patient = False
     patient.run(50)
     hasty.run(50)
     assert len(patient.stored) > 1.2 * len(hasty.stored)
@@ -304,7 +280,8 @@ def test_waiting_until_the_save_is_near_lets_uploads_end() -> None:
 def test_a_disk_that_holds_one_set_says_so_in_time() -> None:
     """110 GB: two sets do not fit beside the rest."""
     sets = [saved(n, n * 1200.0, 47 * GB) for n in (1, 2)]
-    given_ = RemovalInput(sets[1:], DiskSample("/app", 110 * GB, 80 * GB, 30 * GB), 47 * GB, True)
-    plan = plan_removal(given_, POLICY)
+    save = NextSave(47 * GB, 0, 47 * GB, 0)
+    given_ = DiskFacts(sets[1:], DiskSample("/app", 110 * GB, 80 * GB, 30 * GB), save, stored=frozenset())
+    plan = plan_removals(given_, POLICY)
     assert plan.removals == ()
     assert plan.missing_bytes == int(47 * GB * 1.1) - 30 * GB

@@ -2,19 +2,16 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import podwatch.retention.remove_checkpoints as remover_module
+import podwatch.disk.remove as remover_module
+from podwatch.disk.leftovers import quarantine_entries, trash_entries
+from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
+from podwatch.disk.remove import Remover, move_to_trash, removable
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.quarantine_index import QuarantineIndex
-from podwatch.domain.run import IntentKind, IntentState
-from podwatch.journal.journal import Journal
-from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.list_trash_and_quarantine import move_to_trash, quarantine_entries, removable, trash_entries
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 
@@ -25,12 +22,11 @@ class Pod:
         self.workspace = Workspace(self.out)
         for directory in (self.out, self.workspace.trash, self.workspace.quarantine):
             directory.mkdir(parents=True)
-        self.journal = Journal.open(tmp / "journal.sqlite")
         self.events: list[Event] = []
         self.remover = self.fresh()
 
     def fresh(self) -> Remover:
-        return Remover(self.workspace, self.journal, SystemClock(), self.events.append)
+        return Remover(self.workspace, SystemClock(), self.events.append)
 
     def save(self, step: int) -> None:
         for path in self.paths(step):
@@ -49,21 +45,19 @@ class Pod:
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Pod]:
-    made = Pod(tmp_path)
-    yield made
-    made.journal.close()
+def pod(tmp_path: Path) -> Pod:
+    return Pod(tmp_path)
 
 
 def plan(*removals: Removal) -> RemovalPlan:
-    return RemovalPlan(removals, (), Trigger.USAGE, 1, 0, False)
+    return RemovalPlan(removals)
 
 
-def whole(step: int, kind: RemovalKind = RemovalKind.STORED_SET) -> Removal:
+def whole(step: int, kind: RemovalKind = RemovalKind.STORED) -> Removal:
     return Removal(kind, 3 * 8192, "in the store", step)
 
 
-def test_a_set_goes_with_all_its_parts_and_is_journaled(pod: Pod) -> None:
+def test_a_set_goes_with_all_its_parts(pod: Pod) -> None:
     pod.save(5)
     pod.save(10)
     report = pod.remover.carry_out(plan(whole(5)), pod.paths)
@@ -72,8 +66,6 @@ def test_a_set_goes_with_all_its_parts_and_is_journaled(pod: Pod) -> None:
     assert pod.there(5) == [False] * 3
     assert pod.there(10) == [True] * 3
     assert trash_entries(pod.workspace.tree, pod.workspace.trash) == ()
-    (intent,) = pod.journal.intents()
-    assert (intent.kind, intent.state, intent.data["step"]) == (IntentKind.PRUNE, IntentState.DONE, 5)
     assert [(e.name, e.fields["step"]) for e in pod.events] == [(EventName.PRUNED, 5)]
 
 
@@ -86,9 +78,9 @@ class Crash(BaseException):
     """Nothing in the code under test may catch it: the process is gone."""
 
 
-@pytest.mark.parametrize("point", range(7))
+@pytest.mark.parametrize("point", range(5))
 def test_a_crash_at_any_point_leaves_a_whole_set_or_none(pod: Pod, monkeypatch: pytest.MonkeyPatch, point: int) -> None:
-    """Points: intent, three renames, settle, delete, one after the end."""
+    """Points: three renames, delete, one after the end."""
     pod.save(5)
     calls = 0
 
@@ -105,8 +97,6 @@ def test_a_crash_at_any_point_leaves_a_whole_set_or_none(pod: Pod, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(remover_module, "move_to_trash", dying(move_to_trash))
         patch.setattr(remover_module, "_delete", dying(remover_module._delete))
-        patch.setattr(pod.journal, "open_intent", dying(pod.journal.open_intent))
-        patch.setattr(pod.journal, "settle", dying(pod.journal.settle))
         patch.setattr(remover_module.threading, "Thread", Inline)
         try:
             pod.remover.carry_out(plan(whole(5)), pod.paths)
@@ -115,9 +105,10 @@ def test_a_crash_at_any_point_leaves_a_whole_set_or_none(pod: Pod, monkeypatch: 
     if pod.there(5)[0]:
         assert pod.there(5) == [True] * 3, "the part that decides completeness is still there: so is the rest"
     pod.fresh().sweep_trash()
-    assert pod.there(5) in ([True] * 3, [False] * 3)
+    assert pod.there(5)[0] is (point == 0), "the rest of what lost its first part is an incomplete checkpoint"
     assert trash_entries(pod.workspace.tree, pod.workspace.trash) == ()
-    assert pod.journal.open_intents(IntentKind.PRUNE) == []
+    assert pod.fresh().carry_out(plan(whole(5, RemovalKind.INCOMPLETE)), pod.paths).problems == ()
+    assert pod.there(5) == [False] * 3
 
 
 class Inline:
@@ -131,35 +122,7 @@ class Inline:
         pass
 
 
-@pytest.mark.parametrize("only_orchestrator", [False, True])
-def test_a_step_saved_again_after_the_crash_is_not_taken(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, only_orchestrator: bool
-) -> None:
-    pod.save(5)
-    first = True
-
-    def once(*args, **kwargs):  # type: ignore[no-untyped-def]
-        nonlocal first
-        if not first:
-            raise Crash
-        first = False
-        return move_to_trash(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(remover_module, "move_to_trash", once)
-        with pytest.raises(Crash):
-            pod.remover.carry_out(plan(whole(5)), pod.paths)
-    assert pod.there(5) == [False, True, True]
-    for path in pod.paths(5)[1:]:
-        path.rename(path.with_name("older"))
-    pod.save(5)
-    if only_orchestrator:  # it saves first: the trainer's part is not there yet
-        pod.paths(5)[0].rename(tmp_path / "not-yet")
-    pod.fresh().sweep_trash()
-    assert pod.there(5) == [not only_orchestrator, True, True]
-
-
-def test_a_half_moved_set_is_finished_after_an_error(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_error_left_is_reported_and_goes_with_the_next_plan(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.save(5)
 
     def refusing(path: Path, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -171,24 +134,10 @@ def test_a_half_moved_set_is_finished_after_an_error(pod: Pod, monkeypatch: pyte
         patch.setattr(remover_module, "move_to_trash", refusing)
         report = pod.remover.carry_out(plan(whole(5)), pod.paths)
     assert len(report.problems) == 1
-    assert EventName.PRUNE_STUCK in {e.name for e in pod.events}
+    assert [e.name for e in pod.events] == [EventName.PRUNED, EventName.PRUNE_STUCK]
     assert pod.there(5) == [False, False, True]
-    pod.fresh().sweep_trash()
+    pod.remover.carry_out(plan(whole(5, RemovalKind.INCOMPLETE)), pod.paths)
     assert pod.there(5) == [False] * 3
-
-
-def test_a_journal_that_cannot_write_does_not_stop_what_frees_the_disk(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    monkeypatch.setattr(pod.journal, "open_intent", full)
-    pod.save(5)
-    report = pod.remover.carry_out(plan(whole(5)), pod.paths)
-    assert report.freed_bytes > 0
-    assert pod.there(5) == [False] * 3
-    assert {e.name for e in pod.events} == {EventName.PRUNED, EventName.PRUNE_STUCK}
 
 
 def test_nothing_outside_the_roots_and_nothing_behind_a_symlink(pod: Pod, tmp_path: Path) -> None:
@@ -230,7 +179,7 @@ def test_a_root_reached_through_a_symlink_works(pod: Pod, tmp_path: Path) -> Non
     pod.save(5)
     alias = tmp_path / "alias"
     alias.symlink_to(pod.out)
-    remover = Remover(Workspace(alias).probe(), pod.journal, SystemClock(), pod.events.append)
+    remover = Remover(Workspace(alias).probe(), SystemClock(), pod.events.append)
     report = remover.carry_out(plan(whole(5)), lambda _: (alias / "checkpoints" / "step_5",))
     assert report.problems == ()
     assert pod.there(5)[0] is False
@@ -299,4 +248,3 @@ def test_what_came_into_use_after_the_plan_was_made_stays(pod: Pod) -> None:
     report = pod.remover.carry_out(plan(whole(5), whole(10), whole(15)), pod.paths, veto)
     assert [r.step for r in report.done] == [5, 15]
     assert pod.there(10) == [True, True, True]
-    assert pod.journal.open_intents() == []

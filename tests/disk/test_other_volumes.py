@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import podwatch.retention.remove_checkpoints as remover_module
+import podwatch.disk.remove as remover_module
+from podwatch.disk.leftovers import trash_entries
+from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
+from podwatch.disk.remove import Remover
 from podwatch.domain.event import Event
-from podwatch.domain.run import IntentKind
-from podwatch.journal.journal import Journal
-from podwatch.policy.local_retention import Removal, RemovalKind, RemovalPlan, Trigger
-from podwatch.retention.list_trash_and_quarantine import trash_entries
-from podwatch.retention.remove_checkpoints import Remover
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.mounts import small_mount
@@ -26,12 +24,11 @@ class Pod:
         self.out, self.ckpt = tmp / "out", tmp / "volume" / "run"
         self.ckpt.mkdir(parents=True)
         self.workspace = Workspace(self.out, beside=(self.ckpt,)).probe()
-        self.journal = Journal.open(tmp / "journal.sqlite")
         self.events: list[Event] = []
         self.remover = self.fresh()
 
     def fresh(self) -> Remover:
-        return Remover(self.workspace, self.journal, SystemClock(), self.events.append)
+        return Remover(self.workspace, SystemClock(), self.events.append)
 
     def paths(self, step: int) -> tuple[Path, ...]:
         name = f"step_{step}"
@@ -48,13 +45,11 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
     with small_mount(tmp_path / "volume", 16 * MIB) as one, small_mount(tmp_path / "out" / "weights", 16 * MIB) as two:
         if not (one and two):
             pytest.skip("mounting a tmpfs is not allowed here")
-        made = Pod(tmp_path)
-        yield made
-        made.journal.close()
+        yield Pod(tmp_path)
 
 
 def plan(step: int) -> RemovalPlan:
-    return RemovalPlan((Removal(RemovalKind.STORED_SET, 3 * MIB, "test", step),), (), Trigger.ROOM, 1, 0, False)
+    return RemovalPlan((Removal(RemovalKind.STORED, 3 * MIB, "test", step),))
 
 
 def test_a_set_goes_from_all_its_file_systems(pod: Pod) -> None:
@@ -78,11 +73,10 @@ def test_a_crash_after_the_renames_is_swept_on_every_file_system(pod: Pod, monke
     assert all(trash_entries(pod.workspace.tree, t) for t in held)
     assert pod.fresh().sweep_trash().freed_bytes >= 3 * MIB
     assert [trash_entries(pod.workspace.tree, t) for t in held] == [(), ()]
-    assert pod.journal.open_intents(IntentKind.PRUNE) == []
 
 
 def test_the_trash_of_a_volume_is_made_before_it_is_full(pod: Pod) -> None:
-    """mkdir fails on a full disk where rename works (facts/systemd.md, "SQLite at 100 % full")."""
+    """mkdir fails on a full disk where rename works ."""
     pod.remover.sweep_trash()
     assert (pod.ckpt.parent / ".podwatch" / "run" / "user" / "trash").is_dir()
     pod.fresh().sweep_trash()

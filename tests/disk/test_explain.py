@@ -1,4 +1,4 @@
-"""What is said before a save fails, what the forecast keeps, and file systems beside the checkpoints' own."""
+"""What is said before a save fails, and of file systems that are not the checkpoints' own."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,24 +6,23 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.command_line import steps_in_use
+from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, RecordFiles
+from podwatch.checkpoints.trainers.prime_rl_run import steps_in_use
 from podwatch.config.settings import DiskSettings
+from podwatch.disk.explain import no_room, other_disks, part_elsewhere, plan_document
+from podwatch.disk.next_save import NextSave, predict
+from podwatch.disk.plan import DiskFacts, plan_removals
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.snapshot import DiskSample, Snapshot, observed
-from podwatch.policy.disk_forecast import Forecast, NextSave
-from podwatch.policy.local_retention import RemovalInput, plan_removal
-from podwatch.retention import room_for_next_save
-from podwatch.retention.disk_findings import no_room, other_disks
-from podwatch.retention.room_for_next_save import plan_document
+from podwatch.domain.snapshot import DiskSample
 from podwatch.sensors.disk import DisksSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 from tests.support.mounts import small_mount
 from tests.support.small_disk import guarded
 
-POLICY, REACT = DiskSettings(), 30.0
+POLICY = DiskSettings()
 GB = 1_000_000_000
 MIB = 1 << 20
 NEXT = NextSave(bytes=47 * GB, files=9, usual_bytes=47 * GB, usual_files=9)
@@ -36,10 +35,8 @@ def a_set(step: int, size: int = 47 * GB, changed: float = 0.0) -> CheckpointSet
 
 def said(next_save: NextSave = NEXT, policy: DiskSettings = POLICY, **changes: Any) -> tuple[Finding, ...]:
     disk = changes.pop("disk", DiskSample("/app", 250 * GB, 219 * GB, 31 * GB, 1000, 900))
-    base = RemovalInput([a_set(40, 12 * GB), a_set(45)], disk, next_save.room, True, soon=next_save.soon)
-    given = replace(base, due_in=next_save.due_in, next_save_files=next_save.inodes, usual_bytes=next_save.usual_room)
-    given = replace(given, usual_files=next_save.usual_inodes, **changes)
-    return no_room(plan_removal(given, policy), disk, next_save, policy, 5.0)
+    base = DiskFacts([a_set(40, 12 * GB), a_set(45)], disk, next_save, stored=frozenset())
+    return no_room(plan_removals(replace(base, **changes), policy), disk, next_save, policy, 5.0)
 
 
 def test_the_numbers_are_told_and_what_would_help() -> None:
@@ -57,8 +54,8 @@ def test_the_numbers_are_told_and_what_would_help() -> None:
 
 
 def test_what_goes_unsynced_is_announced_while_there_is_time() -> None:
-    later = replace(NEXT, soon=False, due_in=720.0)
-    (found,) = said(later, sets=[a_set(40), a_set(45)])
+    later = replace(NEXT, due_in=720.0)
+    (found,) = said(later, checkpoints=[a_set(40), a_set(45)])
     assert found.severity is Severity.WARNING
     assert "in about 12 min, podwatch deletes step 40, which is not in the store" in found.summary
 
@@ -73,24 +70,24 @@ def test_training_is_stopped_only_where_its_owner_asked_and_the_save_is_near() -
     stop = DiskSettings(on_full="stop")
     (found,) = said(policy=stop, first_seen_wall=1044.0)
     assert (found.verdict, found.confirmed) == (Verdict.STOP, True)
-    (found,) = said(replace(NEXT, soon=False, due_in=900.0), policy=stop, first_seen_wall=1044.0)
+    (found,) = said(replace(NEXT, due_in=900.0), policy=stop, first_seen_wall=1044.0)
     assert (found.verdict, found.confirmed) == (Verdict.NONE, False)
 
 
 def test_a_save_that_is_seldom_so_big_is_a_warning_and_stops_nothing() -> None:
     stop, sometimes = DiskSettings(on_full="stop"), replace(NEXT, usual_bytes=20 * GB)
-    (found,) = said(sometimes, stop, sets=[a_set(40), a_set(45)])
+    (found,) = said(sometimes, stop, checkpoints=[a_set(40), a_set(45)])
     assert (found.severity, found.verdict) == (Severity.WARNING, Verdict.NONE)
     assert "the biggest of the last ones (47 GB) does not fit: 31 GB are free, 20.7 GB short" in found.summary
     disk = DiskSample("/app", 100 * GB, 69 * GB, 31 * GB)
-    given = RemovalInput([a_set(40), a_set(45)], disk, 47 * GB, True, usual_bytes=20 * GB)
-    plan = plan_document(plan_removal(given, POLICY))
+    given = DiskFacts([a_set(40), a_set(45)], disk, sometimes, stored=frozenset())
+    plan = plan_document(plan_removals(given, POLICY))
     assert (plan["freed_bytes"], plan["missing_bytes"], plan["critical"]) == (0, 0, False)
     assert plan["message"].endswith("the biggest of the last ones; one of the usual size fits")
 
 
 def others(*disks: DiskSample, staged: bool = False) -> list[tuple[FindingKind, str]]:
-    found = other_disks(disks, NEXT, devices={}, checkpoints_device=1, stages_in_temp=staged, margin=1.1, at=0.0)
+    found = other_disks(disks, NEXT, device=1, stages_in_temp=staged, margin=1.1, at=0.0)
     return [(f.kind, f.subject) for f in found]
 
 
@@ -107,24 +104,24 @@ def test_other_file_systems_are_told_apart() -> None:
     assert others(state, output) == [(FindingKind.DISK_HIGH, "state"), (FindingKind.DISK_HIGH, "output")]
 
 
-def test_a_forecast_outlives_a_restart(tmp_path: Path) -> None:
+def test_a_prediction_outlives_a_restart(tmp_path: Path) -> None:
     def records() -> CheckpointRecords:
         found = CheckpointRecords(RecordFiles(tmp_path))
         found.begin("x")
         return found
 
-    first, kept = records(), list[float]()
-    forecast = Forecast(first, keep=kept.append)
+    first = records()
     for n in (45, 46, 47):
         first.note(CheckpointRecord(n, f"id{n}", "x", "", (), 1000.0 * n, {"trainer": n * GB}, 3))
-    forecast.removed(47 * GB, 10.0)
-    forecast.removed(47 * GB, 1.0)
-    forecast.removed(1000, 100.0)
-    assert forecast.bytes_per_second == pytest.approx(1.1 * 4.7 * GB)
-    heir = Forecast(records(), kept[-1])
-    assert heir.next_save(47_000.0, POLICY.lead, REACT) == forecast.next_save(47_000.0, POLICY.lead, REACT)
-    assert heir.next_save(47_000.0, POLICY.lead, REACT).bytes == 47 * GB
-    assert Forecast(CheckpointRecords(), "garbage").next_save(0.0, POLICY.lead, REACT) == NextSave()
+    assert predict(records().all, 47_000.0) == predict(first.all, 47_000.0) == NextSave(47 * GB, 3, 46 * GB, 3)
+
+
+def test_a_part_that_does_not_fit_on_its_own_disk_is_reported() -> None:
+    small = DiskSample("/ckpt", 250 * GB, 219 * GB, 31 * GB, role="trainer", device=2)
+    (found,) = part_elsewhere(small, NEXT, 1.1, 5.0)
+    assert (found.kind, found.severity, found.subject) == (FindingKind.DISK_NO_ROOM, Severity.CRITICAL, "trainer")
+    assert "the next save needs 51.7 GB in /ckpt (trainer), 31 GB are free" in found.summary
+    assert part_elsewhere(replace(small, free_bytes=52 * GB), NEXT, 1.1, 5.0) == ()
 
 
 @pytest.mark.parametrize(
@@ -145,8 +142,8 @@ def test_by_products_stay_as_long_as_the_trainer_may_read_them(
     tmp_path: Path, argv: tuple[str, ...], toml: str, steps: int
 ) -> None:
     (tmp_path / "rl.toml").write_text(toml)
-    assert steps_in_use(("uv", "run", "rl", "@", "rl.toml", *argv), tmp_path) == steps
-    assert steps_in_use(("rl", "@", "gone.toml"), tmp_path) == 2
+    assert steps_in_use(Command(("uv", "run", "rl", "@", "rl.toml", *argv), tmp_path)) == steps
+    assert steps_in_use(Command(("rl", "@", "gone.toml"), tmp_path)) == 2
 
 
 async def test_each_place_is_looked_at_and_new_ones_join(tmp_path: Path) -> None:
@@ -165,8 +162,8 @@ async def test_each_place_is_looked_at_and_new_ones_join(tmp_path: Path) -> None
         await sensor.stop()
 
 
-async def test_a_part_on_a_full_disk_of_its_own_makes_room_there(tmp_path: Path) -> None:
-    """Weights on another volume: their sizes count there, and nowhere else."""
+async def test_only_the_checkpoints_own_disk_is_freed(tmp_path: Path) -> None:
+    """Weights on another volume that is full: podwatch reports it, and deletes no checkpoint for it."""
     from tests.support.checkpoints import finish, prime_rl_operations
 
     small = tmp_path / "root" / "outputs" / "weights"
@@ -178,52 +175,25 @@ async def test_a_part_on_a_full_disk_of_its_own_makes_room_there(tmp_path: Path)
                 finish(prime_rl_operations(guard.out, step, "A", size=4096))
                 (small / f"step_{step}").mkdir()
                 (small / f"step_{step}" / "model.safetensors").write_bytes(b"x" * (3 * MIB))
-            figures = small.stat()
-            seen = DiskSample(str(small), 10 * MIB, 9 * MIB, MIB, role="weights", device=figures.st_dev)
+            seen = DiskSample(str(small), 10 * MIB, 9 * MIB, MIB, role="weights", device=small.stat().st_dev)
             guard.others = lambda: (seen,)
             await until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 3, 20)
-            await until(lambda: not (small / "step_5").exists(), 20)
-            assert (small / "step_15").exists()
-
-
-async def test_an_old_reading_of_a_part_s_disk_removes_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The checkpoints' own disk is read every 5 s, the others every 30 s."""
-    from tests.support.checkpoints import finish, prime_rl_operations
-
-    monkeypatch.setattr(room_for_next_save, "DISK_ANSWER_SECONDS", 0.5)
-    small = tmp_path / "root" / "outputs" / "weights"
-    with small_mount(small, 10 * MIB) as mounted:
-        if not mounted:
-            pytest.skip("mounting a tmpfs is not allowed here")
-        async with guarded(tmp_path / "root", tmp_path, None, store=True, variant="A") as guard:
-            for step in (5, 10, 15, 20):
-                finish(prime_rl_operations(guard.out, step, "A", size=4096))
-                (small / f"step_{step}").mkdir()
-                (small / f"step_{step}" / "model.safetensors").write_bytes(b"x" * (2 * MIB))
-            await until(lambda: len([s for s in guard.catalogue.sets if s.complete]) == 4, 20)
-            device = small.stat().st_dev
-            full = DiskSample(str(small), 10 * MIB, 9 * MIB, MIB, role="weights", device=device)
-            before = observed((full,), SystemClock().monotonic())
-            monkeypatch.setattr(
-                guard, "pod", lambda: replace(Snapshot(0.0, 0.0), disk=guard.disk.latest(), disks=before)
-            )
-            await until(lambda: not (small / "step_5").exists(), 20)
-            looks = guard.disk.latest().at
-            await until(lambda: guard.disk.latest().at > looks + 2, 20)
-            assert (small / "step_10").exists(), "the space of step 5 is free already"
+            at = guard.disk.latest().at
+            await until(lambda: guard.disk.latest().at > at + 0.5 and guard.pruner.last_plan is not None, 20)
+            assert [(f.kind, f.subject) for f in guard.pruner.findings()] == [(FindingKind.DISK_NO_ROOM, "weights")]
+            assert "the next save needs 3.46 MB in" in guard.pruner.findings()[0].summary
+            assert sorted(p.name for p in small.iterdir()) == ["step_10", "step_15", "step_5"]
 
 
 @pytest.mark.parametrize("why", ["", "mode observe: only `podwatch prune` deletes"])
 def test_a_plan_says_why_it_is_not_carried_out(why: str) -> None:
     """``prune --dry-run`` showed "remove" for what stayed, without a reason."""
     full = DiskSample("/app", 250 * GB, 219 * GB, 31 * GB, 1000, 900)
-    plan = plan_removal(RemovalInput([a_set(40, 12 * GB), a_set(45)], full, NEXT.room, True), POLICY)
+    plan = plan_removals(DiskFacts([a_set(40, 12 * GB), a_set(45)], full, NEXT, stored=frozenset()), POLICY)
     assert plan.removals
     assert plan_document(plan, waits_for=why)["message"].endswith(
         f". podwatch deletes nothing by itself now: {why}" if why else "short"
     )
     empty = DiskSample("/app", 250 * GB, 0, 250 * GB, 1000, 900)
-    nothing = plan_removal(RemovalInput([a_set(45)], empty, NEXT.room, True), POLICY)
+    nothing = plan_removals(DiskFacts([a_set(45)], empty, NEXT, stored=frozenset()), POLICY)
     assert plan_document(nothing, waits_for=why)["message"] == "there is enough space: nothing to remove"
