@@ -229,7 +229,7 @@ class ResumeChooser:
         if why := self.context.tools.catalogue.unlisted:
             raise HostError(
                 f"the checkpoints cannot be listed: {why}",
-                fix="make the directory readable; podwatch then chooses the step and starts training",
+                fix="give podwatch's user access to the directory, or repair its disk; podwatch retries automatically",
             )
 
     async def choose(
