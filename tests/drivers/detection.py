@@ -39,6 +39,7 @@ from podwatch.detection.progress import follow, save_limit
 from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, confirming, initial, second_signals
 from podwatch.detection.signals import lasting_seconds
 from podwatch.detection.silent_death import CONFIRM_SECONDS
+from podwatch.disk.next_save import LEAD_SECONDS
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
@@ -278,7 +279,7 @@ def _policies(thresholds: Any) -> Policies:
             },
             "hang": {"floor": by["hang_floor_seconds"], "k": by["hang_k"], "agree": by["hang_agree_seconds"]},
             "inference": {"sleep": "yes" if by["memory_may_fall"] else "auto" if by["sleep_auto"] else "no"},
-            "disk": {**disk, "lead": disk["lead_seconds"], "on_full": "stop" if disk["stop_when_full"] else "stay"},
+            "disk": {**disk, "on_full": "stop" if disk["stop_when_full"] else "stay"},
             "resources": {
                 **resources, "overdue": resources["checkpoint_overdue_k"],
                 "overdue_floor": resources["checkpoint_overdue_floor_seconds"],
@@ -307,7 +308,7 @@ def thresholds(policies: Policies) -> Any:
             "startup_patience_seconds": found["startup_patience"], "max_steps": found["max_steps"],
             "clean_exit_finishes": found["clean_exit_finishes"],
         },
-        "disk": {**disk, "lead_seconds": disk["lead"], "stop_when_full": disk["on_full"] == "stop"},
+        "disk": {**disk, "lead_seconds": LEAD_SECONDS, "stop_when_full": disk["on_full"] == "stop"},
         "resources": {
             **resources, "checkpoint_overdue_k": resources["overdue"],
             "checkpoint_overdue_floor_seconds": resources["overdue_floor"],

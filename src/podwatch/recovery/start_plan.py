@@ -4,6 +4,8 @@ import hashlib
 import os
 import re
 import secrets
+import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +68,9 @@ def prepare(
     cwd = working_directory(settings)
     own = {"PODWATCH_RUN_ID": settings.run_id, "PODWATCH_STEP": "" if step is None else str(step)}
     own["PODWATCH_CHECKPOINT"] = "" if step is None else str(checkpoint_path(layout, step))
-    own["PODWATCH_RESUME_ARGS"] = resume.environment.get("PODWATCH_RESUME_ARGS", "")
+    own["PODWATCH_RESUME_ARGS"] = resume.environment.get(
+        "PODWATCH_RESUME_ARGS", shlex.join(_added_words(trainer.command, resume.argv))
+    )
     if settings.nodes.rank is not None and settings.nodes.count is not None:
         own["PODWATCH_NODE_RANK"], own["PODWATCH_NODE_COUNT"] = str(settings.nodes.rank), str(settings.nodes.count)
     plan = StartPlan(
@@ -92,6 +96,17 @@ def prepare(
     )
     first = None if step is None else layout.first_step_after(step)
     return Prepared(plan, record, resume.removed, first, ids)
+
+
+def _added_words(command: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Return the words of ``argv`` that the command does not have: what a layout of another package passes on."""
+    had, added = Counter(command), list[str]()
+    for word in argv:
+        if had[word]:
+            had[word] -= 1
+        else:
+            added.append(word)
+    return added
 
 
 def wandb_identity(
