@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from podwatch.detection.run_detectors import DETECTORS
+from podwatch.detection.rules import RULES
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import DEATHS, Finding, FindingKind, Severity
 from podwatch.policy.alerts import topic_of
@@ -84,7 +84,7 @@ def facts(kind: FindingKind) -> str:
     said = [", ".join(severities()[kind])]
     if topic != "findings" and severities()[kind] != ("info",):  # notes are never sent
         said.append(f"notice `{topic}`")
-    judges = [f"[{d.name}](detection.md#{d.name})" for d in DETECTORS if kind in d.kinds]
+    judges = [f"[{d.name}](detection.md#{d.name})" for d in RULES if kind in d.kinds]
     if judges:
         said.append(", ".join(judges))
     if kind in RESTARTED:

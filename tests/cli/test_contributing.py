@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from podwatch.config.settings import Policies
-from podwatch.detection.base import Look
 from podwatch.detection.learned import Learned
-from podwatch.detection.progress import Progress
+from podwatch.detection.observe import Turn
+from podwatch.detection.start import Machine as PodState
+from podwatch.detection.start import Start
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
 from podwatch.reporting.deliver_notices import NotSent
@@ -72,12 +73,11 @@ def test_the_layout(example: Any) -> None:
 
 
 def test_the_detector(example: Any) -> None:
-    detector = example("crowded").DETECTOR
-    state, found = detector.initial(), []
+    judge, machine, found = example("crowded").crowded, PodState(), []
     for at in (0.0, 30.0, 60.0, 90.0):
         host = observed(HostSample(100, 50, shm_total_bytes=10, shm_used_bytes=10 if at < 90 else 9), at)
-        turn = detector.advance(state, Look(Snapshot(at, at, host=host), Progress(), Learned(), Policies()))
-        state, found = turn.state, [*found, [f.key for f in turn.findings]]
+        turn = Turn(Snapshot(at, at, host=host), Policies(), Start(), machine, Learned())
+        found.append([f.key for f in judge(turn)])
     assert found == [[], [], ["shm-low"], []]
 
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.root import cli
-from podwatch.detection.run_detectors import advance, initial
+from podwatch.detection.rules import advance, initial
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.snapshot import Snapshot
 from podwatch.recording.format import Header, SegmentWriter, write_recording

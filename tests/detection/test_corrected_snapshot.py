@@ -1,6 +1,6 @@
 """A status shows one moment: what podwatch did since the last look corrects that look."""
 
-from podwatch.detection.one_finding_per_failure import Watched, of_a_run_that_ends, of_this_trainer, present
+from podwatch.detection.merge import Watched, of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import (

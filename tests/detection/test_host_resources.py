@@ -7,11 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.config.settings import Policies, ResourceSettings
-from podwatch.detection.base import Look
-from podwatch.detection.host_resources import DETECTOR, OOM_SHOWN_SECONDS
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import Progress
-from podwatch.detection.windows import QUIET
+from podwatch.detection.start import Alarm
+from podwatch.detection.warnings import OOM_SHOWN_SECONDS
 from podwatch.domain.finding import Finding, Severity, Verdict
 from podwatch.domain.snapshot import (
     FileUse,
@@ -21,6 +18,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from tests.drivers.detection import RuleAlone
 from tests.support.examples import examples
 
 GIB = 1 << 30
@@ -34,7 +32,7 @@ class Desk:
 
     def __init__(self, policy: ResourceSettings | None = None) -> None:
         self.policies = Policies(resources=policy or ResourceSettings())
-        self.state = DETECTOR.initial()
+        self.rule = RuleAlone("resources")
         self.now = 0.0
         self.findings: dict[str, Finding] = {}
 
@@ -43,10 +41,8 @@ class Desk:
             reading = observed(host, self.now) if host else unobserved(SensorState.BLIND, self.now, "gone")
             for at in (self.now, self.now + 4.0):  # a reading is seen by several turns
                 snapshot = Snapshot(at=at, wall=at, host=reading)  # type: ignore[arg-type]
-                turn = DETECTOR.advance(self.state, Look(snapshot, Progress(), Learned(), self.policies))
-                self.state = turn.state
-                assert all(f.verdict is Verdict.NONE and not f.confirmed for f in turn.findings)
-            self.findings = {f.key: f for f in turn.findings}
+                self.findings = {f.key: f for f in self.rule.ask(snapshot, self.policies)}
+                assert all(f.verdict is Verdict.NONE and not f.confirmed for f in self.findings.values())
             self.now += 10.0
         return set(self.findings)
 
@@ -133,13 +129,13 @@ def test_a_new_group_counts_from_zero() -> None:
 def test_a_latch_is_raised_and_cleared_only_after_its_times(
     looks: list[tuple[bool | None, bool, float]], hold: float, release: float
 ) -> None:
-    latch, now = QUIET, 0.0
+    latch, now = Alarm(), 0.0
     gone_since: float | None = None
     for over, below, gap in looks:
         now += gap
         gone = below and over is False
         before = latch
-        latch = latch.update(over, now, hold=hold, gone=gone if over is not None else None, release=release)
+        latch = latch.observe(over, now, hold=hold, gone=gone if over is not None else None, release=release)
         if latch.raised and not before.raised:
             assert over
             assert latch.since is not None

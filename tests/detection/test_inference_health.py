@@ -2,8 +2,17 @@
 
 from dataclasses import replace
 
-from tests.detection.looks import URL, World, kills, world
-from tests.drivers.detection import FindingKind, Health, InferenceSample, Liveness, SensorState, Severity, unobserved
+from tests.detection.looks import URL, World, kills, process, world
+from tests.drivers.detection import (
+    FindingKind,
+    Health,
+    InferenceSample,
+    Liveness,
+    ProcessRole,
+    SensorState,
+    Severity,
+    unobserved,
+)
 
 OTHER = "http://127.0.0.1:8101"
 
@@ -55,7 +64,9 @@ def test_a_blink_a_timeout_and_a_stranger_are_no_death() -> None:
 
 def test_a_hole_begins_the_window_anew() -> None:
     found = blind_to_memory()
-    found.engines = []
+    found.engines.append(process(22, ProcessRole.ENGINE))  # one of two: the role itself is not gone
+    found.quiet(60)
+    del found.engines[0]
     for _ in range(5):
         found.inference[OTHER] = InferenceSample(OTHER, Health.REFUSED)
         found.quiet(7)

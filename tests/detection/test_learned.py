@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
-from podwatch.detection.run_detectors import initial
+from podwatch.detection.rules import initial
 from podwatch.domain.facts import Facts
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Snapshot

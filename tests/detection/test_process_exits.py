@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.detection.looks import World, process, world
+from tests.detection.looks import World, world
 from tests.drivers.detection import (
     Agreement,
     ExitStatus,
@@ -12,8 +12,8 @@ from tests.drivers.detection import (
     HostSample,
     LogMatch,
     LogRule,
+    ProcessEnd,
     ProcessRole,
-    RequiredExit,
     Supervision,
     judging,
 )
@@ -22,9 +22,9 @@ MEMORY = HostSample(100 << 30, 50 << 30, oom_kills=2)
 
 
 def gone(found: World, role: ProcessRole, status: ExitStatus = ExitStatus(0)) -> None:  # noqa: B008 - frozen
-    old = process(90, role)
+    ended = [p for p in found.others if p.role is role]
     found.others = [p for p in found.others if p.role is not role]
-    found.trainer = {"required_exits": (RequiredExit(old.identity, role, role.value, status, found.now),)}
+    found.trainer = {"ends": tuple(ProcessEnd(p.identity, role, status, found.now) for p in ended)}
 
 
 @pytest.mark.parametrize("role", [ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER])
@@ -82,11 +82,10 @@ def test_a_child_killed_for_memory_is_told_so() -> None:
     found.quiet(60)
     found.host = replace(MEMORY, oom_kills=3)
     found.memory[0], found.engines, found.servers = 0, [], []
-    gone(found, ProcessRole.ENGINE, ExitStatus())
     found.run(20)
-    (child,) = (f for f in found.findings if f.kind is FindingKind.REQUIRED_CHILD_EXITED)
-    assert child.confirmed
-    assert "killed by the kernel because memory ran out" in child.summary
+    children = [f for f in found.findings if f.kind is FindingKind.REQUIRED_CHILD_EXITED]
+    assert [f.confirmed for f in children] == [True, True]
+    assert all("killed by the kernel because memory ran out" in f.summary for f in children)
 
 
 def test_a_log_rule_is_shown_and_does_not_count() -> None:

@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 
 from podwatch.config.settings import Policies, TrainingHealthSettings
 from podwatch.detection import training_metrics
-from podwatch.detection.base import Look
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import Progress
-from podwatch.detection.training_metrics import DETECTOR
 from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.snapshot import Snapshot, Supervision, TrainerSample, TrainingMetrics, observed
+from tests.drivers.detection import RuleAlone
 
 FINE = {"reward": 0.5, "entropy": 0.4, "kl": 0.01, "grad_norm": 1.0, "loss": 0.1}
 SICK = [("entropy", 0.01, "entropy"), ("kl", 0.9, "kl"), ("grad_norm", 12.0, "grad-norm"), ("loss", math.nan, "loss")]
@@ -22,7 +19,7 @@ SICK = [("entropy", 0.01, "entropy"), ("kl", 0.9, "kl"), ("grad_norm", 12.0, "gr
 class Desk:
     def __init__(self, policy: TrainingHealthSettings | None = None) -> None:
         self.policies = Policies(training=policy or TrainingHealthSettings())
-        self.state = DETECTOR.initial()
+        self.rule = RuleAlone("training-health")
         self.step = 0
         self.window: list[TrainingMetrics] = []
         self.wanted, self.ending = True, False
@@ -40,12 +37,8 @@ class Desk:
         at = float(self.step)
         snapshot = Snapshot(at=at, wall=at, training=observed(tuple(self.window), at))
         trainer = TrainerSample("s", Supervision.SUPERVISED, alive=True)
-        look = Look(
-            snapshot, Progress(), Learned(), self.policies, trainer=trainer, wanted=self.wanted, ending=self.ending
-        )
-        turn = DETECTOR.advance(self.state, look)
-        self.state = turn.state
-        self.findings = {f.subject: f for f in turn.findings}
+        found = self.rule.ask(snapshot, self.policies, trainer=trainer, wanted=self.wanted, ending=self.ending)
+        self.findings = {f.subject: f for f in found}
 
 
 def moving(desk: Desk, steps: int, **values: float) -> set[str]:

@@ -20,25 +20,18 @@ from pydantic import TypeAdapter
 
 from podwatch import __version__
 from podwatch.config.settings import Policies
-from podwatch.detection.base import Look
-from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END, no_step_limit
+from podwatch.detection.confirming import no_step_limit
+from podwatch.detection.deaths import CONFIRM_SECONDS, PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END
+from podwatch.detection.exits import ALONE_SECONDS
 from podwatch.detection.hang import limit_seconds as hang_limit
 from podwatch.detection.hang import patience_seconds
 from podwatch.detection.learned import Learned
-from podwatch.detection.operator_ends import (
-    ATTACH_EXIT_WAIT_SECONDS,
-    INTERRUPTED,
-    NO_ENDINGS,
-    TERMINAL_WAIT_SECONDS,
-    Endings,
-    operator_wait,
-)
-from podwatch.detection.operator_ends import follow as follow_endings
-from podwatch.detection.process_exits import ALONE_SECONDS
-from podwatch.detection.progress import follow, save_limit
-from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, confirming, initial, second_signals
-from podwatch.detection.signals import lasting_seconds
-from podwatch.detection.silent_death import CONFIRM_SECONDS
+from podwatch.detection.observe import Turn, lasting_seconds, observe_saves
+from podwatch.detection.operator_ends import ATTACH_EXIT_WAIT_SECONDS, INTERRUPTED, TERMINAL_WAIT_SECONDS, Wait
+from podwatch.detection.operator_ends import operator_wait as wait_for_operator
+from podwatch.detection.progress import save_limit
+from podwatch.detection.rules import RULES, DetectionState, advance, confirming, initial, second_signals
+from podwatch.detection.window import Window
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
@@ -80,7 +73,6 @@ __all__ = [
     "ATTACH_EXIT_WAIT_SECONDS",
     "CONFIRM_SECONDS",
     "INTERRUPTED",
-    "NO_ENDINGS",
     "PROVEN_SECONDS",
     "REFUSED_SECONDS",
     "SEEN_TO_END",
@@ -91,7 +83,6 @@ __all__ = [
     "Desired",
     "DetectionState",
     "DiskSample",
-    "Endings",
     "Evidence",
     "ExitStatus",
     "FileUse",
@@ -120,6 +111,7 @@ __all__ = [
     "Reading",
     "RequiredExit",
     "RequiredExits",
+    "RuleAlone",
     "RuleTurn",
     "SensorState",
     "ServerKind",
@@ -129,13 +121,13 @@ __all__ = [
     "TrainerSample",
     "TrainingMetrics",
     "Verdict",
+    "Window",
     "XidEvent",
     "acts",
     "advance",
     "confirming",
     "each_rule",
     "expected_of",
-    "follow_endings",
     "found_in",
     "gpus_of_the_trainer",
     "hang_limit",
@@ -151,6 +143,7 @@ __all__ = [
     "patience_seconds",
     "read_night",
     "reborn",
+    "roles_gone",
     "save_limit",
     "second_signals",
     "survives_being_kept",
@@ -193,32 +186,60 @@ def knowing_only(learned: Learned) -> DetectionState:
 
 def memory_of_this_start(state: DetectionState) -> dict[str, object]:
     """Everything that is remembered of this start of the trainer, by name: comparable, and opaque."""
-    of_rules = {rule.name: state.states[rule.name] for rule in DETECTORS if not rule.survives_restart}
-    return {"learned": state.learned, "progress": state.progress, "signals": state.signals, **of_rules}
+    return {"learned": state.learned, "start": state.start}
+
+
+def roles_gone(state: DetectionState) -> dict[str, float]:
+    """Each role of which no process is left, and since when."""
+    return state.start.roles_gone()
+
+
+def operator_wait(gone: Mapping[str, float], snapshot: Snapshot, trainer: TrainerSample, since: float) -> Wait | None:
+    """How long podwatch waits for the operator after an end of the engine at ``since``, when these roles are gone."""
+    state = DetectionState()
+    state.start.windows = {f"role:{role}": Window(True, at, at, 1) for role, at in gone.items()}
+    return wait_for_operator(
+        Turn(snapshot, Policies(), state.start, state.machine, state.learned, trainer), trainer, since
+    )  # fmt: skip
 
 
 def gpus_of_the_trainer(state: DetectionState) -> frozenset[int]:
     """The GPUs on which the trainer was seen to work."""
-    return frozenset(state.signals.tree.trainer_gpus)
+    return state.start.tree.trainer_gpus
 
 
 def newest_progress_at(state: DetectionState) -> float | None:
     """The monotonic second of the newest progress that counts."""
-    return state.progress.newest_at
+    return state.start.progress.newest_at
 
 
 def each_rule(state: DetectionState, snapshot: Snapshot, policies: Policies) -> Iterator[RuleTurn]:
     """What each rule says of this turn, asked directly: ``advance`` reports a fault of a rule as a finding, this
     raises."""
-    progress, learned = follow(
-        state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
-    )
-    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-    look = Look(snapshot, progress, learned, policies, state.signals, trainer)
-    for rule in DETECTORS:
-        turn = rule.advance(state.of(rule), look)
-        raised = tuple(f.kind for f in turn.findings)
-        yield RuleTurn(rule.name, tuple(rule.kinds), raised, tuple(rule.armed(turn.state, turn.learned)))
+    for rule in RULES:
+        raised = tuple(f.kind for f in RuleAlone(rule.name, state).ask(snapshot, policies))
+        yield RuleTurn(rule.name, tuple(k for r in RULES if r.name == rule.name for k in r.kinds), raised, state.armed)
+
+
+class RuleAlone:
+    """The rules of one name, turn by turn: without those of other names and, of what ``advance`` observes before them,
+    with the saves only."""
+
+    def __init__(self, name: str, state: DetectionState | None = None) -> None:
+        before = state or DetectionState()
+        self.rules = [rule for rule in RULES if rule.name == name]
+        self.start, self.machine, self.learned = before.start.copy(), before.machine.copy(), before.learned
+
+    def ask(
+        self, snapshot: Snapshot, policies: Policies, *, trainer: TrainerSample | None = None, wanted: bool = True,
+        ending: bool = False,
+    ) -> tuple[Finding, ...]:  # fmt: skip
+        seen = trainer or (snapshot.trainer.value if snapshot.trainer.ok else None)
+        turn = Turn(snapshot, policies, self.start, self.machine, self.learned, seen, wanted, ending)
+        observe_saves(turn)
+        found = tuple(finding for rule in self.rules for finding in rule.judge(turn))
+        self.learned = turn.learned
+        return found
 
 
 def survives_being_kept(learned: Learned) -> bool:

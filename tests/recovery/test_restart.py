@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.daemon.status_view import recovery_view
-from podwatch.detection.one_finding_per_failure import Healing, fold, reported
+from podwatch.detection.merge import Healing, fold, reported
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, TrainerSample, observed

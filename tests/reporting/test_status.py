@@ -199,12 +199,12 @@ def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
 def test_one_that_may_end_is_not():
     from podwatch.config.settings import Policies
     from podwatch.daemon.status_view import trainer_ended_at
-    from podwatch.detection.operator_ends import Endings
-    from podwatch.detection.run_detectors import DetectionState
-    from podwatch.detection.signals import Signals
+    from podwatch.detection.rules import DetectionState
+    from podwatch.detection.start import Start
+    from podwatch.detection.window import Window
 
     snapshot = views.healthy().facts.pod
-    state = DetectionState(signals=Signals(endings=Endings(gone=(("trainer", 5.0),))))
+    state = DetectionState(start=Start(windows={"role:trainer": Window(armed=True, since=5.0, last=5.0)}))
     assert trainer_ended_at(snapshot, state, Policies()) == 5.0
     assert trainer_ended_at(snapshot, DetectionState(), Policies()) is None
     assert trainer_ended_at(replace(snapshot, desired=Desired.STOPPED), state, Policies()) is None

@@ -11,8 +11,8 @@ from typing import Any
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup_findings import backup_findings
 from podwatch.detection.learned import Learned
-from podwatch.detection.one_finding_per_failure import Healing, fold
-from podwatch.detection.run_detectors import advance, initial
+from podwatch.detection.merge import Healing, fold
+from podwatch.detection.rules import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.facts import Facts, StoreFacts

@@ -10,7 +10,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.observe import as_of_now, observe
 from podwatch.daemon.sensing_loop import SensingLoop
 from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import initial
+from podwatch.detection.rules import initial
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Severity

@@ -19,10 +19,10 @@ from podwatch.daemon.observe import as_of_now
 from podwatch.daemon.page_history import History
 from podwatch.daemon.pause import Maintenance, described
 from podwatch.daemon.shutdown import Exit
-from podwatch.detection.one_finding_per_failure import Watched, present
+from podwatch.detection.merge import Watched, present
 from podwatch.detection.operator_ends import trainer_gone_at
 from podwatch.detection.progress import target_reached
-from podwatch.detection.run_detectors import DetectionState, second_signals
+from podwatch.detection.rules import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.facts import StoreFacts
@@ -71,9 +71,9 @@ def trainer_ended_at(snapshot: Snapshot, state: DetectionState, policies: Polici
     trainer = snapshot.trainer.value
     if trainer is None or not snapshot.trainer.ok or not trainer.alive or trainer.finish_line:
         return None
-    if snapshot.desired is not Desired.RUNNING or target_reached(state.progress, policies):
+    if snapshot.desired is not Desired.RUNNING or target_reached(state.start.progress, policies):
         return None
-    return trainer_gone_at(state.signals.endings)
+    return trainer_gone_at(state.start)
 
 
 def watched_of(state: RecoveryState) -> Watched | None:

@@ -34,7 +34,7 @@ from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.settings_in_force import learn_secrets, policies_from
 from podwatch.daemon.status_view import StatusSource, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
-from podwatch.detection.one_finding_per_failure import fold, of_a_run_that_ends, of_this_trainer, present
+from podwatch.detection.merge import fold, of_a_run_that_ends, of_this_trainer, present
 from podwatch.domain.errors import ConfigurationError, ExitCode
 from podwatch.domain.event import Emit, EventName
 from podwatch.domain.facts import Facts, StoreFacts

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from podwatch.checkpoints.layout import counts_saves
-from podwatch.detection.one_finding_per_failure import Healing
+from podwatch.detection.merge import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from podwatch.config.settings import Policies, Settings
-from podwatch.detection.one_finding_per_failure import cost
+from podwatch.detection.merge import cost
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict

@@ -3,7 +3,7 @@
 import json
 from typing import Final
 
-from podwatch.detection.one_finding_per_failure import reported
+from podwatch.detection.merge import reported
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity

@@ -8,15 +8,15 @@ memory cannot be read, and for one of several servers, the server's own answers 
 from collections.abc import Iterator
 from dataclasses import replace
 
+from podwatch.detection import confirming
+from podwatch.detection.observe import SHARED_PART, Turn, boottime_of, lasting_seconds
+from podwatch.detection.operator_ends import operator_wait, perhaps_intended
+from podwatch.detection.start import Level, Life, Server
+from podwatch.detection.verdict import agreeing, judged, names
+from podwatch.detection.window import Signal, Window, failing
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import ServerKind, Supervision
-from podwatch.judging import confirming
-from podwatch.judging.observe import SHARED_PART, Turn, lasting_seconds
-from podwatch.judging.operator_ends import operator_wait, perhaps_intended
-from podwatch.judging.start import Level, Life, Server
-from podwatch.judging.verdict import agreeing, judged, names
-from podwatch.judging.window import Signal, Window, failing
 
 LEAST_BELOW = 3
 """Readings below the floor, however short ``hold`` is: two could be a transient."""
@@ -73,7 +73,13 @@ def _judge_memory(turn: Turn, index: int, window: Window, proof: Evidence | None
         value += f"; below {SHARED_PART:.0%} of that counts as the engine's death on a shared GPU"
     first = failing(f"gpu{index} memory", value, window)
     engine, steps = confirming.engine(turn, since), confirming.steps(turn, since)
-    second = (confirming.cuda(turn, index), engine, confirming.health(turn), confirming.liveness(turn), steps)
+    second: tuple[Signal, ...] = (
+        confirming.cuda(turn, index),
+        engine,
+        confirming.health(turn),
+        confirming.liveness(turn),
+        steps,
+    )
     away = found.used_at if found.used_at is not None else turn.at - RELOAD_SECONDS
     new = confirming.replacement(turn, min(away, since)) if steps.agreement is not Agreement.AGREES else None
     summary, alone, wait = f"GPU {index} lost the inference engine's memory", "", None
@@ -159,7 +165,9 @@ def seen_to_end(turn: Turn, below: Window) -> Evidence | None:
     at = snapshot.trainer.at
     if at - since < least or min(at, snapshot.gpus.at, snapshot.inference.at) <= since:
         return None
-    if not agreeing((confirming.health(turn),)) or confirming.replacement(turn, first) is not None:
+    if not agreeing((confirming.health(turn),)) or boottime_of(snapshot, at) is None:
+        return None
+    if confirming.replacement(turn, first) is not None:
         return None
     if perhaps_intended(turn, trainer, since):
         return None

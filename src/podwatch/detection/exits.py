@@ -6,16 +6,16 @@ The end of a process that was seen alive is positive evidence. This module decid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from podwatch.detection import confirming
+from podwatch.detection.observe import ROLES, Turn
+from podwatch.detection.operator_ends import ONE_END_SECONDS, looks_interrupted, operator_wait
 from podwatch.detection.progress import target_reached
+from podwatch.detection.start import ENGINE_ROLES, ROLE, Life
+from podwatch.detection.verdict import agreeing, judged
+from podwatch.detection.window import Signal, Window, failing
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import SensorState, Supervision, TrainerSample
-from podwatch.judging import confirming
-from podwatch.judging.observe import ROLES, Turn
-from podwatch.judging.operator_ends import ONE_END_SECONDS, looks_interrupted, operator_wait
-from podwatch.judging.start import ENGINE_ROLES, ROLE, Life
-from podwatch.judging.verdict import agreeing, judged
-from podwatch.judging.window import Signal, Window, failing
 
 REPLACED_SECONDS = 5.0
 """A replacement can take this long to appear."""
@@ -207,8 +207,9 @@ def _judge_child(turn: Turn, trainer: TrainerSample, life: Life, window: Window)
 
 
 def _status(trainer: TrainerSample, life: Life) -> ExitStatus:
-    known = [*trainer.ends, *trainer.required_exits]
-    return next((end.status for end in known if end.identity == life.identity), ExitStatus())
+    known = {end.identity: end.status for end in trainer.required_exits}
+    known |= {end.identity: end.status for end in trainer.ends}
+    return known.get(life.identity, ExitStatus())
 
 
 def _second(turn: Turn, trainer: TrainerSample, role: ProcessRole, since: float) -> tuple[Signal, ...]:

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from podwatch.config.settings import Policies
+from podwatch.detection.blind_sensors import gaps, observe_gap, sensors
+from podwatch.detection.checkpoint_overdue import checkpoint_overdue
+from podwatch.detection.deaths import dead_server, is_confirming, silent_death
+from podwatch.detection.exits import child_ended, launcher_ended
+from podwatch.detection.hang import hang
 from podwatch.detection.learned import Learned
+from podwatch.detection.log_rules import log_rules
+from podwatch.detection.observe import OBSERVERS, Turn
 from podwatch.detection.progress import WATCHED_SECONDS, Progress, target_reached
+from podwatch.detection.start import Machine, Start
+from podwatch.detection.training_metrics import training_health
+from podwatch.detection.warnings import gpu_health, resources
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, Snapshot
-from podwatch.judging.blind_sensors import gaps, observe_gap, sensors
-from podwatch.judging.checkpoint_overdue import checkpoint_overdue
-from podwatch.judging.deaths import dead_server, is_confirming, silent_death
-from podwatch.judging.exits import child_ended, launcher_ended
-from podwatch.judging.hang import hang
-from podwatch.judging.log_rules import log_rules
-from podwatch.judging.observe import OBSERVERS, Turn
-from podwatch.judging.start import Machine, Start
-from podwatch.judging.training_metrics import training_health
-from podwatch.judging.warnings import gpu_health, resources
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,7 @@ from dataclasses import dataclass, replace
 from podwatch.config.settings import GpuSettings, Policies
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import follow
-from podwatch.domain.process import ProcessRole, ProcessSample
-from podwatch.domain.snapshot import (
-    GpuSample,
-    GpuState,
-    Health,
-    InferenceSample,
-    Liveness,
-    Snapshot,
-    TrainerSample,
-)
-from podwatch.judging.window import Pace, Window
-from podwatch.judging.start import (
+from podwatch.detection.start import (
     CONTEXTS,
     ENGINE_ROLES,
     ROLE,
@@ -33,6 +22,17 @@ from podwatch.judging.start import (
     Server,
     Start,
     Tree,
+)
+from podwatch.detection.window import Pace, Window
+from podwatch.domain.process import ProcessRole, ProcessSample
+from podwatch.domain.snapshot import (
+    GpuSample,
+    GpuState,
+    Health,
+    InferenceSample,
+    Liveness,
+    Snapshot,
+    TrainerSample,
 )
 
 LASTING_SECONDS = 32.0
@@ -171,12 +171,11 @@ def _observe_lives(turn: Turn, living: Iterable[ProcessSample], at: float) -> No
     for identity, process in found.items():
         if process.role in ROLES:
             known = lives.get(identity)
-            born = None if boottime is None else at - identity.age(boottime)
-            lives[identity] = (
-                replace(known, last=at, gone=None)
-                if known is not None
-                else Life(identity, process.role, process.name, born, at, at)
-            )
+            if known is not None and known.gone is None:
+                lives[identity] = replace(known, last=at)
+            else:
+                born = None if boottime is None else at - identity.age(boottime)
+                lives[identity] = Life(identity, process.role, process.name, born, at, at)
     if len(lives) > LIVES_LISTED:
         ended = sorted((life for life in lives.values() if life.gone is not None), key=lambda life: life.last)
         for life in ended[: len(lives) - LIVES_LISTED]:

@@ -3,7 +3,7 @@ end of the launcher (``exits.py``), after which there is nothing to kill."""
 
 from collections.abc import Iterable, Sequence
 
-from podwatch.judging.window import Signal
+from podwatch.detection.window import Signal
 from podwatch.domain.finding import Evidence, Finding, FindingKind, Severity, Verdict
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from podwatch.config.settings import HangSettings, Policies
 from podwatch.detection.learned import Learned
+from podwatch.detection.observe import DEAD, Turn, boottime_of, lasting_seconds
+from podwatch.detection.start import ENGINE_ROLES, Life
+from podwatch.detection.verdict import agreeing
+from podwatch.detection.window import Signal, Window, failing, healthy, unavailable
 from podwatch.domain.finding import Agreement, Evidence, counted
 from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, ServerKind, TrainerSample
-from podwatch.judging.observe import DEAD, Turn, boottime_of, lasting_seconds
-from podwatch.judging.start import ENGINE_ROLES, Life
-from podwatch.judging.verdict import agreeing
-from podwatch.judging.window import Signal, Window, failing, healthy, unavailable
 from podwatch.policy.overall_status import STEP_LATE_K
 
 NEAR_SECONDS = 60.0
@@ -238,7 +238,7 @@ def no_step_limit(learned: Learned, policy: HangSettings) -> float:
 
 
 def memory(turn: Turn) -> Signal:
-    """Agrees if a dedicated inference GPU that was full during this start is empty now."""
+    """Agrees if a dedicated inference GPU that was full during this start has been empty for ``hold``."""
     policy, gpus, name = turn.policies, turn.snapshot.gpus, "gpu memory"
     own = [i for i in policy.gpu.inference if i not in policy.gpu.shared]
     known = {g.index for g in gpus.value or ()} if gpus.ok else set()
@@ -246,13 +246,14 @@ def memory(turn: Turn) -> Signal:
         return unavailable(name, gpus.detail or "not observed")
     empty = [i for i in own if turn.start.of(f"gpu{i}").since is not None]
     if not empty:
-        return healthy(name, f"{min(turn.start.levels[i].value for i in own if i in turn.start.levels) / GIB:.2f} GiB"
-                       " held") if turn.start.levels else unavailable(name, "not observed")  # fmt: skip
+        held = [turn.start.levels[i].value for i in own if i in turn.start.levels]
+        return healthy(name, f"{min(held) / GIB:.2f} GiB held") if held else unavailable(name, "not observed")
     if memory_may_fall(turn):
         return unavailable(name, "empty, possibly by sleep mode")
-    window = turn.start.of(f"gpu{empty[0]}")
-    value = f"{turn.start.levels[empty[0]].value / GIB:.2f} GiB"
-    return failing(name, value, window, early="never full during this start")
+    longest = max(empty, key=lambda i: (turn.start.of(f"gpu{i}").armed, turn.start.of(f"gpu{i}").seconds))
+    window, value = turn.start.of(f"gpu{longest}"), f"{turn.start.levels[longest].value / GIB:.2f} GiB"
+    early = f"{value}, not long enough" if window.armed else "never full during this start"
+    return failing(name, value, window, policy.gpu.hold, LEAST_EMPTY, early=early)
 
 
 def memory_may_fall(turn: Turn) -> str:

@@ -9,10 +9,10 @@ from functools import cache
 from importlib.resources import files
 
 from podwatch.config.settings import Policies
+from podwatch.detection.observe import Turn
+from podwatch.detection.start import Alarm, Machine
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import GpuSample, HostSample, XidEvent
-from podwatch.judging.observe import Turn
-from podwatch.judging.start import Alarm, Machine
 from podwatch.policy.local_retention import INODES_BELOW
 
 GIB = 1 << 30

@@ -31,8 +31,7 @@ class Window:
         if self.last is not None and at <= self.last:
             return self
         if good is None:
-            lost = self.since is not None and at - (self.last or at) > self.bridges
-            return self.reset() if lost or (self.since is not None and not self.bridges) else self
+            return self if self.last is not None and at - self.last <= self.bridges else self.reset()
         if good:
             return replace(self, armed=self.armed or arms, since=None, last=at, samples=0)
         if self.since is None or self.last is None or at - self.last > max(gap, self.bridges):
@@ -89,7 +88,9 @@ class Signal:
         return Evidence(self.name, self.value, self.agreement, self.seconds)
 
 
-def failing(name: str, value: str, window: Window, seconds: float = 0.0, samples: int = 1, *, early: str = "") -> Signal:
+def failing(
+    name: str, value: str, window: Window, seconds: float = 0.0, samples: int = 1, *, early: str = ""
+) -> Signal:
     """A signal that agrees if its window counts; otherwise it is unavailable. ``early``: its value until then."""
     if window.counts(seconds, samples):
         return Signal(name, value, Agreement.AGREES, window.seconds, window)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from podwatch.detection.progress import Progress
+from podwatch.detection.window import FOR_GOOD, GAP_SECONDS, Pace, Window
 from podwatch.domain.process import ProcessIdentity, ProcessRole
 from podwatch.domain.snapshot import Health, ServerKind, TrainingMetrics
-from podwatch.judging.window import FOR_GOOD, GAP_SECONDS, Pace, Window
 
 ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 CONTEXTS = "the trainer's CUDA contexts"
