@@ -24,15 +24,23 @@ PARTS = ("meaning", "podwatch", "You")
 """The paragraph below the facts, and the two list items that follow it."""
 TODO = "TODO"
 ORDER = tuple(severity.value for severity in (Severity.CRITICAL, Severity.WARNING, Severity.INFO))
-RAISED = {"Finding", "_own", "add", "_limit"}
+RAISED = {"Finding", "_own", "add"}
 """Calls that make a finding, with the kind as their first argument."""
 ELSEWHERE = {
     FindingKind.SAVES_NOTHING: {"critical"},
     FindingKind.NOT_COMPLETE: {"critical"},
     FindingKind.CHECKPOINT_OVERDUE: {"critical"},
     FindingKind.FOREIGN_CHECKPOINTS: {"critical"},
-}
-"""Severities that are computed: policy/lost_saves.py, recovery/restart.py."""
+    **dict.fromkeys(
+        (
+            FindingKind.SILENT_DEATH, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.HANG, FindingKind.FILES_LOW,
+            FindingKind.MEMORY_LOW, FindingKind.SHM_LOW,
+        ),
+        {"critical", "warning"},
+    ),
+}  # fmt: skip
+"""Severities that are computed: policy/lost_saves.py, recovery/restart.py, detection/verdict.py, detection/warnings.py.
+"""
 RESTARTED = {*DEATHS, FindingKind.RESUMED_WRONG}
 
 README = ROOT / "README.md"

@@ -135,7 +135,7 @@ def test_a_latch_is_raised_and_cleared_only_after_its_times(
         now += gap
         gone = below and over is False
         before = latch
-        latch = latch.observe(over, now, hold=hold, gone=gone if over is not None else None, release=release)
+        latch = latch.observe(over, now, hold=hold, clear=gone if over is not None else None, release=release)
         if latch.raised and not before.raised:
             assert over
             assert latch.since is not None

@@ -46,7 +46,8 @@ def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, .
 
 
 def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> tuple[Finding, ...]:
-    """A finding for ``STALL_SHOWN_SECONDS`` after init restarted a podwatch that did not respond. ``silent``: seconds without
+    """A finding for ``STALL_SHOWN_SECONDS`` after init restarted a podwatch that did not respond. ``silent``: seconds
+    without
     a response before this start, or 0; ``since``: when this daemon started (monotonic, as ``now``); ``wall``: epoch
     seconds now."""
     if silent <= 0 or now - since > STALL_SHOWN_SECONDS:

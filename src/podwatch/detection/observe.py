@@ -94,7 +94,7 @@ class Turn:
         """Whether training needs this role; False for an engine or server that came after the first steps."""
         return role not in ENGINE_ROLES or "settled" not in self.learned.seen or f"needs:{role}" in self.learned.seen
 
-    def extra(self, server: InferenceSample) -> bool:
+    def is_extra(self, server: InferenceSample) -> bool:
         """Whether training made steps before this server was found: its tokens are evidence of work, its end is
         none."""
         seen = self.learned.seen
@@ -381,7 +381,7 @@ def observe_servers(turn: Turn) -> None:
 
 def _ask(turn: Turn, old: Server, sample: InferenceSample, at: float, gap: float) -> Server:
     start, url, health = turn.start, sample.url, sample.health
-    arms = not turn.extra(sample)
+    arms = not turn.is_extra(sample)
     ok, dead = health is Health.OK, health in (Health.REFUSED, Health.UNHEALTHY)
     lively = None if sample.liveness is None else sample.liveness is Liveness.OK
     watched = [

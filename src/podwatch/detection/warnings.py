@@ -72,9 +72,10 @@ LIMITS = (
         "host", FindingKind.MEMORY_LOW,
         lambda host: _share(host.memory_total_bytes - host.memory_available_bytes, host.memory_total_bytes),
         lambda policies: policies.resources.memory_above,
-        lambda host: f"the machine has {_gib(host.memory_available_bytes)} of {host.memory_total_bytes / GIB:.0f} GiB"
-        " of memory left",
-        "the kernel kills the biggest process when memory runs out: use fewer workers, smaller buffers, or a bigger pod",
+        lambda host: f"the machine has {_gib(host.memory_available_bytes)} of {host.memory_total_bytes / GIB:.0f}"
+        " GiB of memory left",
+        "the kernel kills the biggest process when memory runs out: use fewer workers, smaller buffers, or a bigger"
+        " pod",
         "host",
     ),
     Limit(
