@@ -116,6 +116,43 @@ def test_one_of_two_engines() -> None:
     assert proven(found) <= PROVEN_SECONDS + 1.0
 
 
+def of_unknown_names() -> World:
+    """A trainer of a layout of the operator's own: no process has a known name, and no context can be read."""
+    found = world(gpu__hold=HOLD)
+    found.booted = BOOTED
+    found.others = [process(10, ProcessRole.LAUNCHER), process(15, ProcessRole.OTHER), process(16, ProcessRole.OTHER)]
+    found.quiet(120)
+    found.poll = 0.5
+    return found
+
+
+def test_the_names_of_the_other_processes_need_not_be_known() -> None:
+    found = of_unknown_names()
+    engine_dies(found)
+    assert PROVEN_SECONDS <= proven(found) <= PROVEN_SECONDS + 1.0
+
+
+@pytest.mark.parametrize("health", [Health.UNHEALTHY, Health.REFUSED])
+def test_of_unknown_names_another_that_ends_or_a_server_that_only_refuses_speaks_against_it(health: Health) -> None:
+    found = of_unknown_names()
+    engine_dies(found, health)
+    if health is Health.UNHEALTHY:
+        found.others.pop()
+    else:
+        server_ends(found)
+    found.quiet(LONG)
+
+
+def test_helpers_of_the_engine_end_with_it() -> None:
+    found = of_unknown_names()
+    helper = replace(process(17, ProcessRole.OTHER), parent_pid=found.engines[0].identity.pid)
+    found.others.append(helper)
+    found.quiet(60)
+    found.others.remove(helper)
+    engine_dies(found)
+    proven(found)
+
+
 # -- what speaks against it
 
 

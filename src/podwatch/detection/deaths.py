@@ -157,7 +157,8 @@ def seen_to_end(turn: Turn, below: Window) -> Evidence | None:
     if not turn.needs(ProcessRole.ENGINE) or not (engines or dead_in_log(turn, fell)):
         return None
     first, since, least = min([fell, *engines]), max([fell, *engines]), PROVEN_SECONDS
-    if not any(_declared(server, first) for server in turn.start.servers.values()):
+    declared = any(_declared(server, first) for server in turn.start.servers.values())
+    if not declared:
         servers = [life.gone or 0.0 for life in ended if life.role is ProcessRole.INFERENCE]
         if not servers:
             return None
@@ -169,7 +170,7 @@ def seen_to_end(turn: Turn, below: Window) -> Evidence | None:
         return None
     if confirming.replacement(turn, first) is not None:
         return None
-    if perhaps_intended(turn, trainer, since):
+    if perhaps_intended(turn, trainer, since, declared=declared):
         return None
     how = "its process ended" if engines else "reported in vLLM's log"
     return Evidence(SEEN_TO_END, f"{how}; launcher and trainer still run", Agreement.AGREES, at - since)

@@ -151,6 +151,7 @@ def observe_processes(turn: Turn) -> None:
     living = [p for p in trainer.descendants if p.state not in DEAD]
     _observe_lives(turn, living, at)
     _observe_roles(start, living, at)
+    _observe_others(turn, living, at)
     if trainer.alive:
         _observe_contexts(turn, living, at)
     if any(life.role is ProcessRole.ENGINE and life.gone is None and life.seconds >= lasting_seconds(turn.policies.gpu)
@@ -195,6 +196,23 @@ def _observe_roles(start: Start, living: Iterable[ProcessSample], at: float) -> 
         # A process seen at a single reading can be a fork that had its parent's name.
         start.watch(f"{ROLE}{name}", name in present, at, arms=name in start.present)
     start.present = present
+
+
+def _observe_others(turn: Turn, living: Iterable[ProcessSample], at: float) -> None:
+    """Helpers of the engine and its server end with them, and say nothing of the rest of the run."""
+    start, boottime = turn.start, boottime_of(turn.snapshot, at)
+    if boottime is None:
+        return
+    found = {p.identity: p for p in living}
+    if start.others - found.keys():
+        start.other_ended = at
+    engine = {p.identity.pid for p in living if p.role in ENGINE_ROLES}
+    least = lasting_seconds(turn.policies.gpu)
+    start.others = frozenset(
+        p.identity
+        for p in living
+        if p.role not in ENGINE_ROLES and p.parent_pid not in engine and p.identity.age(boottime) >= least
+    )
 
 
 def _names(process: ProcessSample) -> tuple[str, ...]:

@@ -36,6 +36,17 @@ CODES = frozenset(128 + number for number in SIGNALS)
 TRAINER_NAMES = frozenset({str(ProcessRole.TRAINER), CONTEXTS})
 
 
+def _of_unknown_names(turn: Turn, since: float, declared: bool) -> str:
+    """The same where no process is known to be the trainer, as with a layout of the operator's own. A server that only
+    refuses may have been stopped with the rest of the run."""
+    if not declared:
+        return "no process is known to be the trainer, and no server reported the death of its engine"
+    ended = turn.start.other_ended
+    if ended is not None and ended >= since - ONE_END_SECONDS:
+        return "the whole run may be ending (another of its processes ended too)"
+    return ""
+
+
 def looks_interrupted(status: ExitStatus) -> bool:
     """Whether it ended with a signal that terminals and operators send; False if its exit status is unknown."""
     return status.signal in SIGNALS or status.code in CODES
@@ -118,16 +129,16 @@ def _interrupt_logged(snapshot: Snapshot, began: float) -> bool:
     )
 
 
-def perhaps_intended(turn: Turn, trainer: TrainerSample, since: float) -> str:
+def perhaps_intended(turn: Turn, trainer: TrainerSample, since: float, *, declared: bool) -> str:
     """Why the end of the engine at ``since`` (monotonic) may have been intended or be part of the end of the whole run;
     empty if all evidence is against it. Used for a verdict without a window, so anything that cannot be observed counts
-    as a reason."""
+    as a reason. ``declared``: the engine's own server reported its death."""
     if trainer.supervision is not Supervision.SUPERVISED:
         return "podwatch did not start this trainer, or does not see how it ends"
     if others := [name for name in turn.start.roles_gone() if name not in ENGINE_ROLES]:
         return f"the whole run may be ending ({', '.join(others)} ended too)"
-    if not TRAINER_NAMES & turn.start.present:
-        return "no process is known to be the trainer"
+    if not TRAINER_NAMES & turn.start.present and (why := _of_unknown_names(turn, since, declared)):
+        return why
     logs = turn.snapshot.logs
     if not logs.ok or logs.at <= since:
         return "the logs have not been read since"

@@ -12,6 +12,7 @@ WATCHED_SECONDS = 120.0
 SAME_INSTANT_SECONDS = 0.05
 """Two step numbers this close are one write seen twice; nothing is learned from them."""
 
+BELOW = 2
 SAVE_FLOOR_SECONDS = 3600.0
 """Time allowed for a save before any was measured: 47 GB onto a network volume at 15 MB/s take 52 minutes."""
 SAVE_K = 3.0
@@ -26,6 +27,10 @@ class Stream:
     role: str
     step: int
     at: float
+    top: int = 0
+    """The highest step that it showed before it went back; while it goes back, ``below`` samples were lower."""
+    below: int = 0
+    fell_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,11 @@ class Progress:
     @property
     def steps_between_saves(self) -> bool:
         return any(s.source is not ProgressSource.CHECKPOINT for s in self.streams)
+
+    @property
+    def gone_back(self) -> Stream | None:
+        """The source that has shown two steps in a row below its highest one: a single one can be an odd line."""
+        return min((s for s in self.streams if s.below >= BELOW), key=lambda s: s.fell_at, default=None)
 
     @property
     def active_at(self) -> float | None:
@@ -137,7 +147,7 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
     # A lower number counts too: a trainer that went back to an older step still makes progress.
     if old is not None and (sample.step == old.step or sample.at <= old.at):
         return progress, learned
-    new = Stream(sample.source, sample.role, sample.step, sample.at)
+    new = _stream(old, sample, sample.step)
     streams = (*(s for s in progress.streams if s is not old), new)
     if old is not None and new.step > old.step and _leads(new, streams):
         gap = new.at - old.at
@@ -157,6 +167,16 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
         ),
         learned,
     )
+
+
+def _stream(old: Stream | None, sample: ProgressSample, step: int) -> Stream:
+    """The source after this sample. It goes back while its steps are below the highest that it has shown."""
+    if old is None:
+        return Stream(sample.source, sample.role, step, sample.at, step)
+    if step >= old.top:
+        return replace(old, step=step, at=sample.at, top=step, below=0)
+    fell_at = sample.at if not old.below else old.fell_at
+    return replace(old, step=step, at=sample.at, below=old.below + 1, fell_at=fell_at)
 
 
 def _leads(stream: Stream, streams: Iterable[Stream]) -> bool:

@@ -12,6 +12,7 @@ from podwatch.detection.blind_sensors import gaps, observe_gap, sensors
 from podwatch.detection.checkpoint_overdue import checkpoint_overdue
 from podwatch.detection.deaths import dead_server, is_confirming, silent_death
 from podwatch.detection.exits import child_ended, launcher_ended
+from podwatch.detection.going_backwards import going_backwards
 from podwatch.detection.hang import hang
 from podwatch.detection.learned import Learned
 from podwatch.detection.log_rules import log_rules
@@ -41,6 +42,7 @@ RULES = (
     Rule("exits", launcher_ended, (K.TRAINER_EXITED, K.FINISHED)),
     Rule("exits", child_ended, (K.REQUIRED_CHILD_EXITED,)),
     Rule("hang", hang, (K.HANG, K.FINISHED)),
+    Rule("going-backwards", going_backwards, (K.GOING_BACKWARDS,)),
     Rule("sensors", sensors, (K.SENSOR_BLIND, K.GPU_LOST, K.NO_SECOND_SIGNAL)),
     Rule("resources", resources, (K.DISK_HIGH, K.INODES_LOW, K.FILES_LOW, K.MEMORY_LOW, K.OUT_OF_MEMORY, K.SHM_LOW)),
     Rule("gpu-health", gpu_health, (K.GPU_FAULT, K.GPU_THROTTLED)),

@@ -147,6 +147,10 @@ class Start(Windows):
     progress: Progress = field(default_factory=Progress)
     lives: dict[ProcessIdentity, Life] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
+    others: frozenset[ProcessIdentity] = frozenset()
+    """Processes that are not known to be the engine's and had lived long. ``other_ended``: when one was first missing:
+    what is known of a trainer whose processes bear no known name."""
+    other_ended: float | None = None
     tree: Tree = field(default_factory=Tree)
     first_reading: float | None = None
     read_at: float = float("-inf")

@@ -46,6 +46,8 @@ class FindingKind(StrEnum):
     RESUMED_WRONG = "resumed-wrong"
     STEPPED_BACK = "stepped-back"
     """Training continues from an older checkpoint than the newest complete one, which failed to load."""
+    GOING_BACKWARDS = "going-backwards"
+    """Training began again below a step that it had made, within one start."""
     RESUME_UNCONFIRMED = "resume-unconfirmed"
     """No step number could be read since the resume, within the start-up patience."""
     CONFIG_STALE = "config-stale"

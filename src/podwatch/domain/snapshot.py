@@ -351,6 +351,10 @@ class Desired(StrEnum):
     FINISHED = "finished"
 
 
+_PRECEDENCE = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSource.CHECKPOINT: 2}
+"""Which source shows a step first."""
+
+
 def _pending() -> "Reading[tuple[GpuSample, ...]]":
     return unobserved(SensorState.PENDING, 0.0, "not observed yet")
 
@@ -447,13 +451,16 @@ class Snapshot:
 
     @property
     def newest_step(self) -> ProgressSample | None:
-        """The highest training step of this start (of equal ones the latest sample); None before the first.
+        """The training step of now; None before the first: the highest one (of equal ones the latest sample) that is not
+        older than the newest of the best source. A trainer that began again below shows the lower step.
 
         Status, metrics, heartbeat and W&B all use this step. A trainer that ended keeps its last step until the next
         start.
         """
         trained = [s for s in self.progress_of_start if s.trained]
-        return max(trained, key=lambda s: (s.step or 0, s.at), default=None)
+        best = min(trained, key=lambda s: (_PRECEDENCE.get(s.source, 9), s.role != "trainer", -s.at), default=None)
+        since = float("-inf") if best is None else best.at
+        return max((s for s in trained if s.at >= since), key=lambda s: (s.step or 0, s.at), default=None)
 
     @property
     def steps_between_saves(self) -> bool:

@@ -51,6 +51,7 @@ NEEDS_OPERATOR = frozenset(
         FindingKind.CHECKPOINT_OVERDUE,
         FindingKind.NOT_COMPLETE,
         FindingKind.RESUMED_WRONG,
+        FindingKind.GOING_BACKWARDS,
         FindingKind.GPU_LOST,
         FindingKind.GPU_FAULT,
         FindingKind.FILES_LOW,
