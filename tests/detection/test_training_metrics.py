@@ -112,6 +112,26 @@ def test_a_reward_that_falls_or_rises_slowly_is_no_plateau(
     assert ("plateau" in desk.findings) is plateau
 
 
+def test_a_reward_that_falls_is_told_until_it_has_recovered() -> None:
+    desk = Desk(TrainingHealthSettings(plateau_steps=20))
+    for _ in range(40):
+        assert desk.see(1, reward=noisy(desk.step, 0.0)) <= {"plateau"}
+    for _ in range(14):
+        desk.see(1, reward=0.5 * noisy(desk.step, 0.0))
+    assert "falling" in desk.findings
+    assert desk.findings["falling"].verdict is Verdict.NONE
+    for _ in range(40):
+        desk.see(1, reward=noisy(desk.step, 0.0))
+    assert "falling" not in desk.findings
+
+
+def test_a_few_hard_batches_are_no_fall() -> None:
+    desk = Desk(TrainingHealthSettings(plateau_steps=20))
+    for number in range(60):
+        desk.see(1, reward=0.0 if number in (30, 33) else noisy(desk.step, 0.0))
+        assert "falling" not in desk.findings
+
+
 def test_a_plateau_warns_at_200_steps_and_stops_training_at_300() -> None:
     desk = Desk(TrainingHealthSettings(stop=True))
     assert desk.see(199, reward=0.4) == set()

@@ -19,6 +19,10 @@ REWARDS_LISTED = 500
 """The longest plateau that can be configured, in steps."""
 PLATEAU_CHANGE = 0.01
 """A smaller relative change over the window is none."""
+FALL = 0.1
+"""A reward that lost this part of its size from the older to the newer half of the window has fallen, if the loss is
+also more than ``FALL_SIGMA`` standard errors: a few hard batches in a row are no fall."""
+FALL_SIGMA = 4.0
 TWO_SIGMA = 2.0
 """Standard errors within which two means count as equal: pure noise looks like a trend once in 20 windows."""
 ROUNDING = 1e-9
@@ -99,28 +103,46 @@ def _take(figures: Figures, metrics: TrainingMetrics, policy: TrainingHealthSett
 def _take_reward(figures: Figures, reward: float, at: float, length: int) -> Figures:
     length = min(length, REWARDS_LISTED)
     if not length:
-        return replace(figures, rewards=(), flat_since=None, flat_steps=0)
+        return replace(figures, rewards=(), flat_since=None, flat_steps=0, falling_since=None)
     rewards = (*figures.rewards, reward)[-length:]
     since, steps = figures.flat_since, figures.flat_steps + (figures.flat_since is not None)
     if len(rewards) >= length and is_flat(rewards, PLATEAU_CHANGE):
         since, steps = (at, len(rewards)) if since is None else (since, steps)
     elif since is not None and not is_flat(rewards, 2 * PLATEAU_CHANGE):
         since, steps = None, 0
-    return replace(figures, rewards=rewards, flat_since=since, flat_steps=steps)
+    falling = figures.falling_since
+    if len(rewards) >= length and has_fallen(rewards, FALL, FALL_SIGMA):
+        falling = at if falling is None else falling
+    elif not has_fallen(rewards, FALL / 2, 0.0):
+        falling = None
+    return replace(figures, rewards=rewards, flat_since=since, flat_steps=steps, falling_since=falling)
 
 
 def is_flat(rewards: tuple[float, ...], change: float) -> bool:
     """Whether the means of the older and the newer half differ by no more than ``change`` times the largest reward, and
     by no more than two standard errors. Halves instead of ends, because single rewards are noisy. A slow, steady rise
     or fall is no plateau."""
-    half = len(rewards) // 2
-    if not half:
+    if len(rewards) < 2:
         return False
+    difference, scatter, scale = _halves(rewards)
+    return abs(difference) <= change * scale and abs(difference) <= TWO_SIGMA * scatter + ROUNDING * scale
+
+
+def has_fallen(rewards: tuple[float, ...], part: float, sigmas: float) -> bool:
+    """Whether the mean of the newer half is below that of the older one by more than ``part`` of the largest reward,
+    and by more than ``sigmas`` standard errors."""
+    if len(rewards) < 2:
+        return False
+    difference, scatter, scale = _halves(rewards)
+    return -difference > part * scale and -difference > sigmas * scatter
+
+
+def _halves(rewards: tuple[float, ...]) -> tuple[float, float, float]:
+    """Mean of the newer half minus that of the older one, its standard error, and the largest reward."""
+    half = len(rewards) // 2
     older, newer = rewards[:half], rewards[-half:]
-    scale = max(abs(r) for r in rewards)
-    difference = abs(fmean(newer) - fmean(older))
     scatter = math.sqrt((pvariance(newer) + pvariance(older)) / half)
-    return difference <= change * scale and difference <= TWO_SIGMA * scatter + ROUNDING * scale
+    return fmean(newer) - fmean(older), scatter, max(abs(r) for r in rewards)
 
 
 def _findings(figures: Figures, policy: TrainingHealthSettings, at: float, stop: bool) -> Iterator[Finding]:
@@ -130,6 +152,11 @@ def _findings(figures: Figures, policy: TrainingHealthSettings, at: float, stop:
         if streak is not None and streak.raised:
             summary = f"{row.means}; {row.figure} = {streak.value:.4g}, {streak.count} steps in a row"
             yield _finding(name, summary, row.fix, streak.since, at, f"{streak.value:.4g}", stop)
+    if figures.falling_since is not None and figures.rewards:
+        newest, steps = fmean(figures.rewards[len(figures.rewards) // 2 :]), len(figures.rewards)
+        summary = f"the reward has fallen over the last {steps} steps (mean of the newer half {newest:.4g})"
+        fix = "compare samples with earlier ones; restart from a checkpoint before the fall with a lower learning rate"
+        yield _finding("falling", summary, fix, figures.falling_since, at, f"{newest:.4g}", stop)
     if figures.flat_since is not None and figures.rewards:
         mean = fmean(figures.rewards)
         summary = f"the reward has not changed for {figures.flat_steps} steps (mean {mean:.4g})"

@@ -451,8 +451,8 @@ class Snapshot:
 
     @property
     def newest_step(self) -> ProgressSample | None:
-        """The training step of now; None before the first: the highest one (of equal ones the latest sample) that is not
-        older than the newest of the best source. A trainer that began again below shows the lower step.
+        """The training step of now; None before the first: the highest one (of equal ones the latest sample) that is
+        not older than the newest of the best source. A trainer that began again below shows the lower step.
 
         Status, metrics, heartbeat and W&B all use this step. A trainer that ended keeps its last step until the next
         start.
