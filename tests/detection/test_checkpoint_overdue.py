@@ -122,6 +122,19 @@ def test_standing_still_saving_ending_or_starting_up_is_not_overdue() -> None:
     assert not desk.run(20_000.0), "no step yet"
 
 
+def test_a_run_that_shows_no_step_numbers_and_saves_nothing() -> None:
+    """Its program pings podwatch, whatever its layout."""
+    desk = Desk()
+    desk.stepping = False
+    desk.progress = Progress(started_at=0.0)
+    overdue = False
+    for _ in range(80):
+        desk.progress = replace(desk.progress, ping_at=desk.now + 50.0)
+        overdue = desk.run(50.0)
+    assert overdue
+    assert "none since this start" in desk.told
+
+
 def test_an_old_save_is_no_promise_of_this_start() -> None:
     desk = Desk()
     desk.mark = CheckpointMark(40, 1e9 - 90_000.0)

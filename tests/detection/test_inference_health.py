@@ -8,6 +8,7 @@ from tests.drivers.detection import (
     Health,
     InferenceSample,
     Liveness,
+    ProcessIdentity,
     ProcessRole,
     SensorState,
     Severity,
@@ -74,6 +75,30 @@ def test_a_hole_begins_the_window_anew() -> None:
         found.quiet(4)
         found.readings = held
     assert not kills(found.findings)
+
+
+def test_a_server_that_its_parent_ends_and_starts_again_is_no_death() -> None:
+    """It hung, refused, and was replaced: its end is evidence only if no other comes within seconds."""
+    found = world()
+    found.booted = 5000.0
+    found.readings["gpus"] = unobserved(SensorState.DENIED, 0.0, "no device")
+    found.quiet(120)
+    found.inference[URL] = InferenceSample(URL, Health.REFUSED)
+    found.quiet(20)
+    found.servers = []
+    found.quiet(4)
+    young = ProcessIdentity(31, int((found.now + 5000.0) * 100))
+    found.servers = [replace(process(31, ProcessRole.INFERENCE), identity=young)]
+    found.quiet(60)
+
+
+def test_a_server_that_ended_and_refuses_is_one() -> None:
+    found = world()
+    found.readings["gpus"] = unobserved(SensorState.DENIED, 0.0, "no device")
+    found.quiet(120)
+    found.inference[URL] = InferenceSample(URL, Health.REFUSED)
+    found.servers = []
+    assert found.until_verdict(20)[1] >= 8
 
 
 def test_liveness_with_the_engines_process_gone() -> None:

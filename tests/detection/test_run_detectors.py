@@ -4,11 +4,14 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from podwatch.detection import rules
 from podwatch.detection.observe import Turn
+from podwatch.detection.verdict import judged
+from podwatch.detection.window import Signal, Window
 from tests.drivers.detection import (
     TICKS_PER_SECOND,
     Agreement,
@@ -458,3 +461,18 @@ def test_a_reading_that_cannot_be_understood_is_reported_and_the_others_are_take
     state, findings = advance(healthy(), odd, POLICY)
     assert "sensor-blind:detector-observe-servers" in {f.key for f in findings}
     assert state.start.of("gpu0").since == 60.0
+
+
+def test_only_two_modules_can_ask_for_a_restart() -> None:
+    """``verdict`` demands two windows that are armed and failing; of ``exits`` only the end of the launcher."""
+    folder = Path(rules.__file__).parent
+    asking = {path.name for path in folder.glob("*.py") if "verdict=Verdict.RESTART" in path.read_text()}
+    assert asking == {"verdict.py", "exits.py", "merge.py"}, "merge only repeats what was asked for"
+    assert (folder / "exits.py").read_text().count("Verdict.RESTART") == 1
+    armed, unarmed = Window(True, 0.0, 10.0, 5), Window(False, 0.0, 10.0, 5)
+    for first, second in ((armed, unarmed), (unarmed, armed), (armed, Window(True)), (Window(True), armed)):
+        signals = [Signal("x", "y", Agreement.AGREES, 10.0, window) for window in (first, second)]
+        finding = judged(FindingKind.SILENT_DEATH, "x", 0.0, signals[0], signals[1:], subject="s")
+        assert (finding.verdict, finding.confirmed) == (Verdict.NONE, False)
+    both = [Signal("x", "y", Agreement.AGREES, 10.0, armed)] * 2
+    assert judged(FindingKind.SILENT_DEATH, "x", 0.0, both[0], both[1:], subject="s").confirmed

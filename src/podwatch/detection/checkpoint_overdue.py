@@ -1,4 +1,7 @@
-"""Checkpoint overdue: training makes steps, but no save has completed for far longer than usual."""
+"""Checkpoint overdue: training makes steps, but no save has completed for far longer than usual, or none ever.
+
+Pings count as steps, so that a run of any layout that saves nothing is found.
+"""
 
 from collections.abc import Iterator
 
@@ -15,7 +18,9 @@ LEAST_SAVES = 2
 def checkpoint_overdue(turn: Turn) -> Iterator[Finding]:
     """Never during start-up, for a trainer that makes no steps or is ending, or while a checkpoint is being written."""
     progress, saves, policy = turn.start.progress, turn.start.saves, turn.policies.resources
-    active, first = progress.numbered_at, progress.first_at
+    active, first = progress.newest_at, progress.first_at
+    if first is None and progress.ping_at is not None:
+        first = progress.started_at
     if turn.trainer is None or not turn.trainer.alive or turn.ending or active is None or first is None:
         return
     # A save from before this start does not show that this start saves: count from the first step.
@@ -48,8 +53,8 @@ def _limit(turn: Turn) -> float:
 def _finding(turn: Turn, since: float, waited: float, limit: float, quiet: float) -> Finding:
     saves, usual, configured = turn.start.saves, _usual(turn), turn.policies.save_interval_steps
     steps = _steps_since(turn)
-    first = since == turn.start.progress.first_at
-    newest = "none since this start of training" if saves.step is None or first else f"newest: step {saves.step}"
+    none = saves.step is None or (saves.at is not None and since > saves.at)
+    newest = "none since this start of training" if none else f"newest: step {saves.step}"
     pace = "usual interval unknown" if configured is None else f"configured: every {configured} steps"
     pace = pace if usual is None else f"usually every {usual / 60:.0f} minutes"
     made = "training makes steps" if steps is None else f"training made {counted(steps, 'step')}"

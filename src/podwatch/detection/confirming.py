@@ -21,6 +21,8 @@ NEAR_SECONDS = 60.0
 a fork, which has its parent's name until it calls exec."""
 BORN_MARGIN_SECONDS = 2.0
 """A replacement can start this long before a reading notices the end of the old process: one poll."""
+REPLACED_SECONDS = 5.0
+"""A replacement of a server can take this long to appear: its parent may have ended it in order to start it again."""
 LIVENESS_SECONDS = 150.0
 """prime-rl's ``/liveness`` times out after 30 s and is requested every 30 s: at least three failures in a row. It can
 queue behind a weight update; three failures in a row mean that the update hangs."""
@@ -90,7 +92,7 @@ def ended_engines(turn: Turn, since: float) -> list[Life]:
         and life.seconds >= least
         and turn.needs(life.role)
         and (life.role not in turn.start.present or life.gone >= since - NEAR_SECONDS)
-        and life.gone <= at
+        and (life.role is ProcessRole.ENGINE or at - life.gone >= REPLACED_SECONDS)
     ]
     return sorted(found, key=lambda life: life.gone or 0.0)
 

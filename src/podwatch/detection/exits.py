@@ -17,8 +17,6 @@ from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, S
 from podwatch.domain.process import ExitStatus, ProcessRole
 from podwatch.domain.snapshot import SensorState, Supervision, TrainerSample
 
-REPLACED_SECONDS = 5.0
-"""A replacement can take this long to appear."""
 OOM_NEAR_SECONDS = 60.0
 """An OOM kill counted this close to an end explains it: the host is read every few seconds."""
 ALONE_SECONDS = ONE_END_SECONDS + 5.0
@@ -181,7 +179,7 @@ def child_ended(turn: Turn) -> Iterator[Finding]:
     for role in sorted(ROLES):
         window = start.of(f"{ROLE}{role}")
         ended = [life for life in start.lives.values() if life.role is role and life.gone is not None]
-        missing = window.seconds > max(turn.policies.gpu.hold, REPLACED_SECONDS)
+        missing = window.seconds > max(turn.policies.gpu.hold, confirming.REPLACED_SECONDS)
         if ended and missing and window.counts() and turn.needs(role):
             last = max(ended, key=lambda life: (life.gone or 0.0, life.last))
             yield from _judge_child(turn, trainer, last, window)
@@ -222,7 +220,8 @@ def _second(turn: Turn, trainer: TrainerSample, role: ProcessRole, since: float)
         return (steps,)
     other = ProcessRole.INFERENCE if role is ProcessRole.ENGINE else ProcessRole.ENGINE
     gone = turn.start.of(f"{ROLE}{other}")
-    ended = failing(f"{other} process", "ended", gone, early="alive" if other in turn.start.present else "none seen")
+    early = "alive" if other in turn.start.present else "ended just now, or never seen"
+    ended = failing(f"{other} process", "ended", gone, confirming.REPLACED_SECONDS, early=early)
     return (confirming.health(turn), confirming.memory(turn), ended, steps)
 
 
