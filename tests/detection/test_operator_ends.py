@@ -22,10 +22,10 @@ from tests.drivers.detection import (
     TrainerSample,
     acts,
     advance,
+    ended_roles,
     initial,
     observed,
     operator_wait,
-    roles_gone,
 )
 from tests.support.examples import examples
 from tests.support.pods.deaths import ATTACHED, OWN, ROUTER, SHARED, TP, Fault, seconds, shape_for, strike
@@ -119,7 +119,7 @@ def test_a_role_is_gone_when_its_last_process_is_and_back_when_one_is() -> None:
             trainer = replace(sample(), descendants=one)
             at = 10.0 + 2.0 * number
             state, _ = advance(state, Snapshot(at, at, trainer=observed(trainer, at)), Policies())
-        return roles_gone(state)
+        return ended_roles(state)
 
     assert after() == {}
     assert after((*tree, fork), tree) == {}, "a fork that ends is no end of a role"

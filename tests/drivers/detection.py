@@ -127,6 +127,7 @@ __all__ = [
     "advance",
     "confirming",
     "each_rule",
+    "ended_roles",
     "expected_of",
     "found_in",
     "gpus_of_the_trainer",
@@ -143,7 +144,6 @@ __all__ = [
     "patience_seconds",
     "read_night",
     "reborn",
-    "roles_gone",
     "save_limit",
     "second_signals",
     "survives_being_kept",
@@ -189,9 +189,9 @@ def memory_of_this_start(state: DetectionState) -> dict[str, object]:
     return {"learned": state.learned, "start": state.start}
 
 
-def roles_gone(state: DetectionState) -> dict[str, float]:
+def ended_roles(state: DetectionState) -> dict[str, float]:
     """Each role of which no process is left, and since when."""
-    return state.start.roles_gone()
+    return state.start.ended_roles()
 
 
 def operator_wait(gone: Mapping[str, float], snapshot: Snapshot, trainer: TrainerSample, since: float) -> Wait | None:

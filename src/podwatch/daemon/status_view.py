@@ -20,7 +20,7 @@ from podwatch.daemon.page_history import History
 from podwatch.daemon.pause import Maintenance, described
 from podwatch.daemon.shutdown import Exit
 from podwatch.detection.merge import Watched, present
-from podwatch.detection.operator_ends import trainer_gone_at
+from podwatch.detection.operator_ends import trainer_role_ended_at
 from podwatch.detection.progress import target_reached
 from podwatch.detection.rules import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
@@ -73,7 +73,7 @@ def trainer_ended_at(snapshot: Snapshot, state: DetectionState, policies: Polici
         return None
     if snapshot.desired is not Desired.RUNNING or target_reached(state.start.progress, policies):
         return None
-    return trainer_gone_at(state.start)
+    return trainer_role_ended_at(state.start)
 
 
 def watched_of(state: RecoveryState) -> Watched | None:

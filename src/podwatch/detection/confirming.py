@@ -88,13 +88,13 @@ def ended_engines(turn: Turn, since: float) -> list[Life]:
         life
         for life in turn.start.lives.values()
         if life.role in ENGINE_ROLES
-        and life.gone is not None
+        and life.ended_at is not None
         and life.seconds >= least
         and turn.needs(life.role)
-        and (life.role not in turn.start.present or life.gone >= since - NEAR_SECONDS)
-        and (life.role is ProcessRole.ENGINE or at - life.gone >= REPLACED_SECONDS)
+        and (life.role not in turn.start.present or life.ended_at >= since - NEAR_SECONDS)
+        and (life.role is ProcessRole.ENGINE or at - life.ended_at >= REPLACED_SECONDS)
     ]
-    return sorted(found, key=lambda life: life.gone or 0.0)
+    return sorted(found, key=lambda life: life.ended_at or 0.0)
 
 
 def engine(turn: Turn, since: float) -> Signal:
@@ -107,9 +107,9 @@ def engine(turn: Turn, since: float) -> Signal:
         return unavailable(name, f"{named(new)} was started since")
     alive = sum(1 for p in trainer.descendants if p.role is ProcessRole.ENGINE and p.state not in DEAD)
     for life in reversed(ended_engines(turn, since)):
-        if replacement(turn, life.last) is None and life.gone is not None:
+        if replacement(turn, life.last) is None and life.ended_at is not None:
             left = f"; {alive} alive" if life.role is ProcessRole.ENGINE and alive else ""
-            window = Window(armed=True, since=life.gone, last=at, samples=1)
+            window = Window(armed=True, since=life.ended_at, last=at, samples=1)
             return failing(name, f"{life.name} ended{left}", window)
     if "engine" not in turn.learned.seen:
         return unavailable(name, "none recognised on this pod")
@@ -248,8 +248,8 @@ def memory(turn: Turn) -> Signal:
         return unavailable(name, gpus.detail or "not observed")
     empty = [i for i in own if turn.start.of(f"gpu{i}").since is not None]
     if not empty:
-        held = [turn.start.levels[i].value for i in own if i in turn.start.levels]
-        return healthy(name, f"{min(held) / GIB:.2f} GiB held") if held else unavailable(name, "not observed")
+        values = [turn.start.levels[i].value for i in own if i in turn.start.levels]
+        return healthy(name, f"{min(values) / GIB:.2f} GiB held") if values else unavailable(name, "not observed")
     if memory_may_fall(turn):
         return unavailable(name, "empty, possibly by sleep mode")
     longest = max(empty, key=lambda i: (turn.start.of(f"gpu{i}").armed, turn.start.of(f"gpu{i}").seconds))

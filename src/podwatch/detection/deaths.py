@@ -152,14 +152,14 @@ def seen_to_end(turn: Turn, below: Window) -> Evidence | None:
     snapshot, trainer, fell = turn.snapshot, turn.trainer, below.since
     if trainer is None or not trainer.alive or fell is None or below.samples < 2 or not snapshot.inference.ok:
         return None
-    ended = [life for life in _ends(turn) if life.gone is not None and life.gone >= fell - confirming.NEAR_SECONDS]
-    engines = [life.gone or 0.0 for life in ended if life.role is ProcessRole.ENGINE]
+    ended = [life for life in _ends(turn) if (life.ended_at or 0.0) >= fell - confirming.NEAR_SECONDS]
+    engines = [life.ended_at or 0.0 for life in ended if life.role is ProcessRole.ENGINE]
     if not turn.needs(ProcessRole.ENGINE) or not (engines or dead_in_log(turn, fell)):
         return None
     first, since, least = min([fell, *engines]), max([fell, *engines]), PROVEN_SECONDS
     declared = any(_declared(server, first) for server in turn.start.servers.values())
     if not declared:
-        servers = [life.gone or 0.0 for life in ended if life.role is ProcessRole.INFERENCE]
+        servers = [life.ended_at or 0.0 for life in ended if life.role is ProcessRole.INFERENCE]
         if not servers:
             return None
         since, least = max(since, *servers), REFUSED_SECONDS
@@ -180,7 +180,7 @@ def _ends(turn: Turn) -> list[Life]:
     """Processes that had lived long and were alive at one reading and gone at the next."""
     least, start = lasting_seconds(turn.policies.gpu), turn.start
     found = (life for life in start.lives.values() if life.seen_to_end and life.seconds >= least)
-    return [life for life in found if (life.gone or 0.0) > start.gap_at]
+    return [life for life in found if (life.ended_at or 0.0) > start.gap_at]
 
 
 def _declared(server: Server, first: float) -> bool:
@@ -207,8 +207,8 @@ def is_confirming(turn: Turn) -> bool:
     windows = [start.of(f"gpu{index}") for index in turn.policies.gpu.inference]
     if not any(window.armed for window in windows) or confirming.memory_may_fall(turn):
         return False
-    ends = [life.gone or 0.0 for life in _ends(turn) if life.role is ProcessRole.ENGINE]
-    if any(turn.at - gone <= CONFIRM_SECONDS for gone in ends):
+    ends = [life.ended_at or 0.0 for life in _ends(turn) if life.role is ProcessRole.ENGINE]
+    if any(turn.at - ended_at <= CONFIRM_SECONDS for ended_at in ends):
         return True
     fell = [w.since for w in windows if w.armed and w.since is not None]
     return any(turn.at - since <= CONFIRM_SECONDS and dead_in_log(turn, since) for since in fell)

@@ -178,10 +178,10 @@ def child_ended(turn: Turn) -> Iterator[Finding]:
         return
     for role in sorted(ROLES):
         window = start.of(f"{ROLE}{role}")
-        ended = [life for life in start.lives.values() if life.role is role and life.gone is not None]
+        ended = [life for life in start.lives.values() if life.role is role and life.ended_at is not None]
         missing = window.seconds > max(turn.policies.gpu.hold, confirming.REPLACED_SECONDS)
         if ended and missing and window.counts() and turn.needs(role):
-            last = max(ended, key=lambda life: (life.gone or 0.0, life.last))
+            last = max(ended, key=lambda life: (life.ended_at or 0.0, life.last))
             yield from _judge_child(turn, trainer, last, window)
 
 
@@ -219,9 +219,9 @@ def _second(turn: Turn, trainer: TrainerSample, role: ProcessRole, since: float)
     if role not in ENGINE_ROLES:
         return (steps,)
     other = ProcessRole.INFERENCE if role is ProcessRole.ENGINE else ProcessRole.ENGINE
-    gone = turn.start.of(f"{ROLE}{other}")
+    window = turn.start.of(f"{ROLE}{other}")
     early = "alive" if other in turn.start.present else "ended just now, or never seen"
-    ended = failing(f"{other} process", "ended", gone, confirming.REPLACED_SECONDS, early=early)
+    ended = failing(f"{other} process", "ended", window, confirming.REPLACED_SECONDS, early=early)
     return (confirming.health(turn), confirming.memory(turn), ended, steps)
 
 

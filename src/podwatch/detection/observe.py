@@ -154,8 +154,8 @@ def observe_processes(turn: Turn) -> None:
     _observe_others(turn, living, at)
     if trainer.alive:
         _observe_contexts(turn, living, at)
-    if any(life.role is ProcessRole.ENGINE and life.gone is None and life.seconds >= lasting_seconds(turn.policies.gpu)
-           for life in start.lives.values()):  # fmt: skip
+    engines = [life for life in start.lives.values() if life.role is ProcessRole.ENGINE and life.ended_at is None]
+    if any(life.seconds >= lasting_seconds(turn.policies.gpu) for life in engines):
         turn.saw("engine")
 
 
@@ -167,18 +167,18 @@ def _observe_lives(turn: Turn, living: Iterable[ProcessSample], at: float) -> No
         process = found.get(identity)
         if process is not None and process.role is not life.role:
             del lives[identity]  # it exec'd another program
-        elif process is None and life.gone is None:
-            lives[identity] = replace(life, gone=at)
+        elif process is None and life.ended_at is None:
+            lives[identity] = replace(life, ended_at=at)
     for identity, process in found.items():
         if process.role in ROLES:
             known = lives.get(identity)
-            if known is not None and known.gone is None:
+            if known is not None and known.ended_at is None:
                 lives[identity] = replace(known, last=at)
             else:
                 born = None if boottime is None else at - identity.age(boottime)
                 lives[identity] = Life(identity, process.role, process.name, born, at, at)
     if len(lives) > LIVES_LISTED:
-        ended = sorted((life for life in lives.values() if life.gone is not None), key=lambda life: life.last)
+        ended = sorted((life for life in lives.values() if life.ended_at is not None), key=lambda life: life.last)
         for life in ended[: len(lives) - LIVES_LISTED]:
             del lives[life.identity]
 

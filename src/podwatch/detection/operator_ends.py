@@ -52,9 +52,9 @@ def looks_interrupted(status: ExitStatus) -> bool:
     return status.signal in SIGNALS or status.code in CODES
 
 
-def trainer_gone_at(start: Start) -> float | None:
+def trainer_role_ended_at(start: Start) -> float | None:
     """When the last process with the trainer's role was first missing (monotonic); None while one lives."""
-    return start.roles_gone().get(str(ProcessRole.TRAINER))
+    return start.ended_roles().get(str(ProcessRole.TRAINER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def operator_wait(
     """
     near: dict[str, float] = {}
     began = since
-    for name, at in sorted(turn.start.roles_gone().items(), key=lambda end: -end[1]):
+    for name, at in sorted(turn.start.ended_roles().items(), key=lambda end: -end[1]):
         if at >= began - ONE_END_SECONDS:  # a chain: each end at most this long before the next
             near[name] = at
             began = min(began, at)
@@ -135,7 +135,7 @@ def perhaps_intended(turn: Turn, trainer: TrainerSample, since: float, *, declar
     as a reason. ``declared``: the engine's own server reported its death."""
     if trainer.supervision is not Supervision.SUPERVISED:
         return "podwatch did not start this trainer, or does not see how it ends"
-    if others := [name for name in turn.start.roles_gone() if name not in ENGINE_ROLES]:
+    if others := [name for name in turn.start.ended_roles() if name not in ENGINE_ROLES]:
         return f"the whole run may be ending ({', '.join(others)} ended too)"
     if not TRAINER_NAMES & turn.start.present and (why := _of_unknown_names(turn, since, declared)):
         return why

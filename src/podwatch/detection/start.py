@@ -17,8 +17,8 @@ ROLE = "role:"
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A process with a role. ``born``: None if its start time is unknown. ``gone``: the first reading without it. All
-    monotonic seconds."""
+    """A process with a role. ``born``: None if its start time is unknown. ``ended_at``: the first reading without it.
+    All monotonic seconds."""
 
     identity: ProcessIdentity
     role: ProcessRole
@@ -26,7 +26,7 @@ class Life:
     born: float | None
     first: float
     last: float
-    gone: float | None = None
+    ended_at: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -36,7 +36,7 @@ class Life:
     @property
     def seen_to_end(self) -> bool:
         """It was alive at one reading and not at the next."""
-        return self.gone is not None and self.gone - self.last <= GAP_SECONDS
+        return self.ended_at is not None and self.ended_at - self.last <= GAP_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Start(Windows):
             levels=dict(self.levels), servers=dict(self.servers), raised=dict(self.raised),
         )  # fmt: skip
 
-    def roles_gone(self) -> dict[str, float]:
+    def ended_roles(self) -> dict[str, float]:
         """Each role of which no process is left, and since when."""
         found = ((name.removeprefix(ROLE), w) for name, w in self.windows.items() if name.startswith(ROLE))
         return {name: w.since for name, w in found if w.since is not None and w.armed}
