@@ -476,3 +476,4 @@ def test_only_two_modules_can_ask_for_a_restart() -> None:
         assert (finding.verdict, finding.confirmed) == (Verdict.NONE, False)
     both = [Signal("x", "y", Agreement.AGREES, 10.0, armed)] * 2
     assert judged(FindingKind.SILENT_DEATH, "x", 0.0, both[0], both[1:], subject="s").confirmed
+    assert not judged(FindingKind.SILENT_DEATH, "x", 0.0, both[0], both[1:], subject="s", waits="an operator").confirmed

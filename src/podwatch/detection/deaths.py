@@ -150,7 +150,7 @@ def seen_to_end(turn: Turn, below: Window) -> Evidence | None:
     end.
     """
     snapshot, trainer, fell = turn.snapshot, turn.trainer, below.since
-    if trainer is None or not trainer.alive or fell is None or below.samples < 2 or not snapshot.inference.ok:
+    if trainer is None or not trainer.alive or fell is None or not snapshot.inference.ok:
         return None
     ended = [life for life in _ends(turn) if (life.ended_at or 0.0) >= fell - confirming.NEAR_SECONDS]
     engines = [life.ended_at or 0.0 for life in ended if life.role is ProcessRole.ENGINE]
