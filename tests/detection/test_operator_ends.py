@@ -153,6 +153,8 @@ def test_the_operator_of_an_attached_trainer_has_time(used: float | None, wait: 
 def test_an_engine_of_ours_that_goes_alone_waits_for_nobody() -> None:
     gone = {"engine": 1000.0, "inference": 1004.0}
     assert operator_wait(gone, look(1008.0), sample(), 1000.0) is None
+    with_another = {"engine": 1000.0, "orchestrator": 1003.0}
+    assert operator_wait(with_another, look(1008.0), sample(), 1000.0) is not None, "the whole run may be ending"
     long_ago = {"engine": 1000.0, "orchestrator": 930.0}
     assert operator_wait(long_ago, look(1008.0), sample(), 1000.0) is None
 

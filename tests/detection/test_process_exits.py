@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.detection.looks import World, world
+from tests.detection.looks import World, process, world
 from tests.drivers.detection import (
     Agreement,
     ExitStatus,
@@ -64,6 +64,18 @@ def test_an_end_by_the_kernel_for_memory_is_told_apart(status: ExitStatus, after
     assert finding.kind is FindingKind.TRAINER_EXITED
     assert ("killed by the kernel because memory ran out" in finding.summary) is memory
     assert any(e.signal == "out of memory" and e.agreement is Agreement.AGREES for e in finding.evidence) is memory
+
+
+def test_a_process_that_bore_a_roles_name_for_one_reading_is_not_missed() -> None:
+    """A fork has its parent's name until it calls exec."""
+    found = world()
+    found.others = [p for p in found.others if p.role is not ProcessRole.ORCHESTRATOR]
+    found.quiet(60)
+    found.others.append(process(91, ProcessRole.ORCHESTRATOR))
+    found.run(2)
+    found.others.pop()
+    found.run(60)
+    assert found.kinds() == set()
 
 
 def test_an_old_oom_kill_explains_nothing() -> None:
