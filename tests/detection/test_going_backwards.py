@@ -30,7 +30,7 @@ def falls(found: World, step: int) -> None:
     found.step, found.step_at = step, found.now
 
 
-def test_two_steps_below_the_highest_of_the_same_source_and_until_it_is_passed() -> None:
+def test_two_steps_below_the_highest_of_the_same_source_and_for_an_hour_after_it_is_passed() -> None:
     found = stepping()
     highest = found.step
     falls(found, 40)
@@ -42,6 +42,8 @@ def test_two_steps_below_the_highest_of_the_same_source_and_until_it_is_passed()
     assert (finding.severity, finding.verdict, finding.since) == (Severity.CRITICAL, Verdict.NONE, began)
     assert f"after step {highest}" in finding.summary
     found.run(20.0 * (highest - 40))
+    assert FindingKind.GOING_BACKWARDS in found.kinds()
+    found.run(3600)
     assert FindingKind.GOING_BACKWARDS not in found.kinds()
 
 

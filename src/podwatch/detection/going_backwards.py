@@ -7,6 +7,8 @@ from podwatch.detection.start import ENGINE_ROLES
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessRole, ProcessSample
 
+SHOWN_SECONDS = 3600.0
+"""How long it is shown after training has passed its highest step again; the journal keeps it."""
 YOUNGER_SECONDS = 30.0
 """A process that began to train so much later than the start was started again by something in the tree: torchrun
 starts its workers within seconds, a slow one within some more."""
@@ -15,22 +17,25 @@ starts its workers within seconds, a slow one within some more."""
 def going_backwards(turn: Turn) -> Iterator[Finding]:
     """Two steps in a row below the highest of the same source: torchrun's own restarts, a loop in a shell, an ignored
     resume argument. What it saves from now on takes the place of later steps, which nobody else notices."""
-    stream = turn.start.progress.gone_back
-    if stream is None or turn.trainer is None or not turn.trainer.alive or not turn.wanted:
+    stream = turn.start.progress.fallen
+    if stream is None or stream.fall is None or turn.trainer is None or not turn.trainer.alive or not turn.wanted:
+        return
+    top, step, fell_at = stream.fall
+    if not stream.below and turn.at - fell_at > SHOWN_SECONDS:
         return
     who = _who_restarted_it(turn)
     yield Finding(
         FindingKind.GOING_BACKWARDS,
         Severity.CRITICAL,
-        f"training began again below: step {stream.step} after step {stream.top} of the same start"
+        f"training began again below: step {step} after step {top} of the same start"
         f"{f'; {who}' if who else ''}. podwatch does not restart it",
-        stream.fell_at,
+        fell_at,
         suggestion="if this is not intended: end it with `podwatch stop-training`, make the command resume from the"
         " newest checkpoint and end when it fails, and run `podwatch start`",
         evidence=(
             Evidence(
-                f"{stream.source} of {stream.role or 'the trainer'}", f"{stream.step}, was {stream.top}",
-                Agreement.AGREES, max(0.0, turn.at - stream.fell_at),
+                f"{stream.source} of {stream.role or 'the trainer'}", f"{step}, was {top}",
+                Agreement.AGREES, max(0.0, turn.at - fell_at),
             ),
         ),
     )  # fmt: skip

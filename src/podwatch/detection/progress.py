@@ -31,6 +31,9 @@ class Stream:
     """The highest step that it showed before it went back; while it goes back, ``below`` samples were lower."""
     below: int = 0
     fell_at: float = 0.0
+    fall: tuple[int, int, float] | None = None
+    """(from, to, when) of the newest time that it went back: two steps in a row were below its highest one, because a
+    single one can be an odd line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,9 @@ class Progress:
         return any(s.source is not ProgressSource.CHECKPOINT for s in self.streams)
 
     @property
-    def gone_back(self) -> Stream | None:
-        """The source that has shown two steps in a row below its highest one: a single one can be an odd line."""
-        return min((s for s in self.streams if s.below >= BELOW), key=lambda s: s.fell_at, default=None)
+    def fallen(self) -> Stream | None:
+        """The source that went back last; None if none did."""
+        return max((s for s in self.streams if s.fall is not None), key=lambda s: s.fell_at, default=None)
 
     @property
     def active_at(self) -> float | None:
@@ -176,7 +179,9 @@ def _stream(old: Stream | None, sample: ProgressSample, step: int) -> Stream:
     if step >= old.top:
         return replace(old, step=step, at=sample.at, top=step, below=0)
     fell_at = sample.at if not old.below else old.fell_at
-    return replace(old, step=step, at=sample.at, below=old.below + 1, fell_at=fell_at)
+    below = old.below + 1
+    fall = (old.top, step, fell_at) if below == BELOW else old.fall
+    return replace(old, step=step, at=sample.at, below=below, fell_at=fell_at, fall=fall)
 
 
 def _leads(stream: Stream, streams: Iterable[Stream]) -> bool:
