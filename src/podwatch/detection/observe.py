@@ -117,9 +117,9 @@ def observe_progress(turn: Turn) -> None:
     if start.progress.newest_at is not None:
         turn.saw("progress")
     first, newest = start.first_reading, start.progress.numbered_at
-    if "settled" not in turn.learned.seen and first is not None and newest is not None:
-        if newest >= first + SETTLE_SECONDS:
-            roles = {life.role for life in start.lives.values()} & ENGINE_ROLES
+    if first is not None and newest is not None and newest >= first + SETTLE_SECONDS:
+        roles = {life.role for life in start.lives.values()} & ENGINE_ROLES
+        if "settled" not in turn.learned.seen:
             turn.saw("settled", *(f"needs:{role}" for role in roles))
 
 
