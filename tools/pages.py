@@ -31,14 +31,13 @@ ELSEWHERE = {
     FindingKind.NOT_COMPLETE: {"critical"},
     FindingKind.CHECKPOINT_OVERDUE: {"critical"},
     FindingKind.FOREIGN_CHECKPOINTS: {"critical"},
-    **dict.fromkeys(
-        (
-            FindingKind.SILENT_DEATH, FindingKind.REQUIRED_CHILD_EXITED, FindingKind.HANG, FindingKind.FILES_LOW,
-            FindingKind.MEMORY_LOW, FindingKind.SHM_LOW,
-        ),
-        {"critical", "warning"},
-    ),
-}  # fmt: skip
+    FindingKind.SILENT_DEATH: {"critical", "warning"},
+    FindingKind.REQUIRED_CHILD_EXITED: {"critical", "warning"},
+    FindingKind.HANG: {"critical", "warning"},
+    FindingKind.FILES_LOW: {"critical", "warning"},
+    FindingKind.MEMORY_LOW: {"critical", "warning"},
+    FindingKind.SHM_LOW: {"critical", "warning"},
+}
 """Severities that are computed: policy/lost_saves.py, recovery/restart.py, detection/verdict.py, detection/warnings.py.
 """
 RESTARTED = {*DEATHS, FindingKind.RESUMED_WRONG}
