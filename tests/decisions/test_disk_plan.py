@@ -270,10 +270,10 @@ def test_low_inodes_take_one_thing_at_a_time() -> None:
 def test_the_dry_run_names_every_set() -> None:
     given = room(disk=disk(249 * GB), stored=stored(5), pins={10: "good eval"})
     entries = plan_document(plan_removals(given, POLICY))["entries"]
-    told = {(e["action"], e["step"]): (e["reason"], e["size_bytes"]) for e in entries}
-    assert told["remove", 5][1] == 47 * GB
-    assert told["keep", 10][0] == "pinned: good eval"
-    assert told["keep", 15][0] == "the newest complete checkpoint"
+    explained = {(e["action"], e["step"]): (e["reason"], e["size_bytes"]) for e in entries}
+    assert explained["remove", 5][1] == 47 * GB
+    assert explained["keep", 10][0] == "pinned: good eval"
+    assert explained["keep", 15][0] == "the newest complete checkpoint"
 
 
 @st.composite

@@ -1,6 +1,6 @@
 """Findings about the machine's limits: disk, open files, memory, /dev/shm. They never request an action.
 
-``policy.local_retention`` decides what to delete from a full disk.
+``disk.plan`` decides what to delete from a full disk.
 """
 
 from collections.abc import Iterator
