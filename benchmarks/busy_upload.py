@@ -49,21 +49,20 @@ while True:
     struct.pack_into("q", shared, 8 * slot, count)
 """
 PODWATCH = """
-import asyncio, resource, sys, time
+import resource, sys, time
 from pathlib import Path
-from benchmarks.measuring.journaled import send_one, sender_for
+from benchmarks.measuring.discard import BUCKET
+from benchmarks.measuring.sending import LOW, Sending, access_of
 url, home, behind, *paths = sys.argv[1:]
-paths = [Path(p) for p in paths]
+store = f"b2://{BUCKET}"
 def spent():
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
-async def main():
-    sender = sender_for(url, home, paths)
-    sys.stdin.readline()
-    used = spent()
-    await send_one(sender, home, paths, "s", urgent=bool(behind))
-    print(spent() - used, flush=True)
-asyncio.run(main())
+sending = Sending([Path(p) for p in paths], store, access_of(url, store), Path(home), nice=0 if behind else LOW)
+sys.stdin.readline()
+used = spent()
+sending.run()
+print(spent() - used, flush=True)
 """
 BEHIND, PACE = "podwatch, behind", "podwatch, keeping pace"
 GOAL, FAIR = 0.5, 0.5

@@ -63,16 +63,17 @@ def works(quick: bool, certificate: Path) -> list[Work]:
     copy = [rclone(new, version)] if version else []
     checked = [rclone(new, version, hashing=True)] if version else []
     wide = [rclone(new, version, "--transfers", "16", "--multi-thread-streams", "16")] if version else []
-    big = (512 * MIB,) if quick else (2048 * MIB, *(4 * [512 * MIB]))
+    piece = 95 * MIB  # what podwatch stores are pieces: each client fetches the same objects
+    big = (5 if quick else 42) * (piece,)
     count = 300 if quick else 2000
-    tls = (1 if quick else 4) * (512 * MIB,)
-    far = 2 * ((128 if quick else 512) * MIB,)
+    tls = (5 if quick else 21) * (piece,)
+    far = (3 if quick else 11) * (piece,)
     return [
         Work("large", f"{sum(big) / 1e9:.2f} GB in {len(big)} files", big, 0.0, 0.0,
              (podwatch(), raw(4), *sync, *copy, *checked)),
         Work("small", f"{count} files of 64 KiB", (65536,) * count, 0.0, 0.0,
              (podwatch(), raw(4), *sync, *many, *copy, *wide)),
-        Work("far", f"{sum(far) / 1e9:.2f} GB in 2 files, 60 ms, 40 MB/s per connection", far, 0.06, 40e6,
+        Work("far", f"{sum(far) / 1e9:.2f} GB in {len(far)} files, 60 ms, 40 MB/s per connection", far, 0.06, 40e6,
              (podwatch(), raw(32), *sync, *many, *copy, *wide)),
         Work("tls", f"{sum(tls) / 1e9:.2f} GB in {len(tls)} file(s), TLS", tls, 0.0, 0.0,
              (podwatch(), raw(4), *sync, *copy, *checked),

@@ -10,6 +10,7 @@ rclone and boto3 (without the checksum that it adds by default); one that is not
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -30,10 +31,6 @@ CLIENTS = ROOT / ".venv-s3" / "bin"
 LIMIT = 0.85
 """Of the raw client (DESIGN: S3, 4 GiB)."""
 MEMORY_LIMIT = 80.0
-FEATURES = {
-    "object_checks": ["sha1"], "part_checks": ["sha1"], "etag_md5": False, "composite": False, "create": True,
-    "replace": True, "versioned": False, "deletes": True, "bucket": BUCKET,
-}  # fmt: skip
 RAW = """
 import base64, hashlib, os, queue, socket, ssl, sys, threading
 trusted = os.environ.get("BENCH_CERTIFICATE")
@@ -74,11 +71,11 @@ for thread in threads:
 """
 PODWATCH = """
 import asyncio, json, pathlib, resource, sys
-from benchmarks.measuring.journaled import send_journaled
-url, home, features, *paths = sys.argv[1:]
-known = json.loads(features)
-sent = asyncio.run(send_journaled(url, home, [pathlib.Path(p) for p in paths],
-                                  store="s3://bench-bucket", features={**known, "endpoint": url}))
+from benchmarks.measuring.sending import Sending, access_of
+url, home, *paths = sys.argv[1:]
+store = "s3://bench-bucket"
+sending = Sending([pathlib.Path(p) for p in paths], store, access_of(url, store), pathlib.Path(home))
+sent = asyncio.run(sending.measure())
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(json.dumps([sent.seconds, used.ru_utime + used.ru_stime + sent.cpu, used.ru_maxrss / 1024]))
 """
@@ -114,9 +111,7 @@ def raw(lanes: int) -> Client:
 
 def podwatch() -> Client:
     def run(url: str, directory: Path, home: Path) -> Ran:
-        import json
-
-        command = [sys.executable, "-c", PODWATCH, url, str(home), json.dumps(FEATURES), *_files(directory)]
+        command = [sys.executable, "-c", PODWATCH, url, str(home), *_files(directory)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"podwatch failed: {done.stderr[-1500:]}")

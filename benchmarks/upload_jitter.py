@@ -8,41 +8,19 @@ it was. Three uploads run beside it: none, into a local directory store, and to 
 """
 
 import asyncio
-import contextlib
 import sys
 import tempfile
-import time
-from collections.abc import Awaitable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, parser, percentile
-from benchmarks.measuring.sending import Sent, b2_credentials, job_for, send, write_file
-from tests.support.b2server import B2Server
+from benchmarks.measuring.sending import Sending, idle, write_file
+from podwatch.store.objects.b2 import B2Access
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 
 LIMIT_MS = 20.0
-BEAT = 0.02
 IDLE_SECONDS = 4.0
-
-
-async def beats(late: list[float]) -> None:
-    while True:
-        due = time.monotonic() + BEAT
-        await asyncio.sleep(BEAT)
-        late.append((time.monotonic() - due) * 1000)
-
-
-async def while_(work: Awaitable[object]) -> list[float]:
-    late: list[float] = []
-    task = asyncio.create_task(beats(late))
-    try:
-        await work
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    return late
 
 
 async def measure(directory: Path, mib: int, rounds: int, figures: Figures) -> None:
@@ -50,13 +28,12 @@ async def measure(directory: Path, mib: int, rounds: int, figures: Figures) -> N
     with B2Server(directory / "b2") as server:
         found: dict[str, list[float]] = {"idle": [], "to a directory": [], "to loopback B2": []}
         for number in range(rounds):
-            found["idle"] += await while_(asyncio.sleep(IDLE_SECONDS))
-            local = job_for([source], f"file://{directory}/store", f"l{number}", directory / "lock")
-            found["to a directory"] += await while_(send(local, None, measure=False))
-            url, credentials = b2_credentials(server.url)
-            remote = job_for([source], url, f"r{number}", directory / "lock")
-            sending: Awaitable[Sent] = send(remote, credentials, measure=False)
-            found["to loopback B2"] += await while_(sending)
+            found["idle"] += await idle(IDLE_SECONDS)
+            local = Sending([source], f"file://{directory}/store", None, directory, f"l{number}", connections=4)
+            found["to a directory"] += (await local.measure()).late
+            access = B2Access(KEY_ID, KEY, server.url)
+            remote = Sending([source], f"b2://{BUCKET}", access, directory, f"r{number}", connections=4)
+            found["to loopback B2"] += (await remote.measure()).late
     for name, late in found.items():
         figures.line(
             f"{name}: {len(late)} beats, late p50 {percentile(late, 0.5):.2f} ms, p99 {percentile(late, 0.99):.2f} ms,"

@@ -90,6 +90,15 @@ def one_inspection_child() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def reader_of_the_file() -> Iterator[None]:
+    """One child inspects for all tests of a file: starting one takes longer than most of them."""
+    from tests.drivers.checkpoints import reader_that_lives
+
+    with reader_that_lives():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def ordinary_priority() -> Iterator[None]:
     """A test that lowers the priority of its own thread (as a slow deletion does) leaves it to no other test: processes

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from podwatch.detection.run_detectors import DETECTORS
+from podwatch.detection.rules import RULES
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import DEATHS, Finding, FindingKind, Severity
 from podwatch.policy.alerts import topic_of
@@ -24,19 +24,27 @@ PARTS = ("meaning", "podwatch", "You")
 """The paragraph below the facts, and the two list items that follow it."""
 TODO = "TODO"
 ORDER = tuple(severity.value for severity in (Severity.CRITICAL, Severity.WARNING, Severity.INFO))
-RAISED = {"Finding", "_own", "add", "_limit"}
+RAISED = {"Finding", "_own", "add"}
 """Calls that make a finding, with the kind as their first argument."""
 ELSEWHERE = {
     FindingKind.SAVES_NOTHING: {"critical"},
     FindingKind.NOT_COMPLETE: {"critical"},
     FindingKind.CHECKPOINT_OVERDUE: {"critical"},
     FindingKind.FOREIGN_CHECKPOINTS: {"critical"},
+    FindingKind.SILENT_DEATH: {"critical", "warning"},
+    FindingKind.REQUIRED_CHILD_EXITED: {"critical", "warning"},
+    FindingKind.HANG: {"critical", "warning"},
+    FindingKind.INODES_LOW: {"warning"},
+    FindingKind.FILES_LOW: {"critical", "warning"},
+    FindingKind.MEMORY_LOW: {"critical", "warning"},
+    FindingKind.SHM_LOW: {"critical", "warning"},
 }
-"""Severities that are computed: policy/lost_saves.py, recovery/restart.py."""
+"""Severities that are computed: policy/lost_saves.py, recovery/restart.py, detection/verdict.py, detection/warnings.py.
+"""
 RESTARTED = {*DEATHS, FindingKind.RESUMED_WRONG}
 
 README = ROOT / "README.md"
-SCREEN = ROOT / "tests" / "client" / "golden" / "after-recovery.txt"
+SCREEN = ROOT / "tests" / "reporting" / "golden" / "status-after-recovery.txt"
 SHOWN = re.compile(r"(^    \$ podwatch status\n)(.*?)(?=^\S)", re.MULTILINE | re.DOTALL)
 
 ENTRY = re.compile(r"^### ([a-z0-9-]+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
@@ -84,7 +92,7 @@ def facts(kind: FindingKind) -> str:
     said = [", ".join(severities()[kind])]
     if topic != "findings" and severities()[kind] != ("info",):  # notes are never sent
         said.append(f"notice `{topic}`")
-    judges = [f"[{d.name}](detection.md#{d.name})" for d in DETECTORS if kind in d.kinds]
+    judges = [f"[{d.name}](detection.md#{d.name})" for d in RULES if kind in d.kinds]
     if judges:
         said.append(", ".join(judges))
     if kind in RESTARTED:

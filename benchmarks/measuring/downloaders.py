@@ -1,17 +1,15 @@
 """Clients that fetch the same files from the same B2 service, each a process of its own: time, CPU and memory."""
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measuring import ROOT, memory_mib
+from benchmarks.measuring import ROOT
 from benchmarks.measuring.discard import BUCKET
 from benchmarks.measuring.serving import PART
 from benchmarks.measuring.uploaders import Ran, _low, _measured, certificate
@@ -123,54 +121,20 @@ def podwatch() -> Downloader:
     return Downloader("podwatch", run)
 
 
-class Memory:
-    """The peak of a process in MiB, looked at every 0.4 s."""
-
-    def __init__(self, pid: Callable[[], int | None]) -> None:
-        self.peak = 0.0
-        self._pid, self._over = pid, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "Memory":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.4):
-            if (pid := self._pid()) is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    self.peak = max(self.peak, memory_mib(pid, "VmHWM"))
-
-
 def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, float]:
-    """Seconds, and the child's peak in MiB."""
-    from podwatch.domain.manifest import ManifestFile
-    from podwatch.stores.credentials import Credentials
-    from podwatch.sync.restore.child_job import FetchJob
-    from podwatch.sync.restore.start_child import FetchProcess
-    from podwatch.system.pinned_directories import PinnedTree
+    """Seconds, and the child's peak in MiB. Every file of the service is an object with one hash."""
+    from benchmarks.measuring.sending import access_of, run_transfer
+    from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
 
-    files = tuple(
-        ManifestFile(f"trainer/{name}", "trainer", size, 1, 0o644, PREFIX + name, file_id, tuple(hashes))
-        for name, file_id, size, hashes in json.loads(Path(listed).read_text())
-    )
-    job = FetchJob(
-        step=1, store=f"b2://{BUCKET}", writer_id="bench", part_size=PART, files=files, symlinks=(),
-        staging={"trainer": target}, targets={"trainer": target + "/nothing"}, connections=8,
-        pins=PinnedTree((Path(target).parent,)).pins(),
-    )  # fmt: skip
-    process = FetchProcess(lambda: Credentials("id", "key", url))
-    with Memory(lambda: process.pid) as memory:
-        began = time.monotonic()
-        done = process.fetch(job, lambda _here, _came: None)
-        seconds = time.monotonic() - began
-    if done.downloaded != sum(f.size for f in files):
-        raise SystemExit("podwatch did not fetch everything")
-    return seconds, memory.peak
+    rows = [(name, size, digest) for name, _, size, (digest,) in json.loads(Path(listed).read_text())]
+    files = tuple(MovedFile("trainer", name, size, 1) for name, size, _ in rows)
+    wanted = tuple(Piece(n, PREFIX + name, 0, size, f"sha1:{digest}") for n, (name, size, digest) in enumerate(rows))
+    store, root = f"b2://{BUCKET}", os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+    began = time.monotonic()
+    peak = run_transfer(TransferJob("fetch", store, files, wanted, {"trainer": root}), access_of(url, store))
+    seconds = time.monotonic() - began
+    os.close(root)
+    return seconds, peak
 
 
 def raw(lanes: int) -> Downloader:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from podwatch.detection.windows import NOT_HELD, Held
+from podwatch.detection.window import UNSEEN, Window
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import Desired, GpuState, Snapshot
 
@@ -32,7 +32,7 @@ class Seen:
     saving_at: float = 0.0
     ticked: float = 0.0
     armed: bool = False
-    low: Held = NOT_HELD
+    low: Window = UNSEEN
     ended: bool = False
 
 
@@ -99,7 +99,7 @@ def memory_alert(seen: Seen, snapshot: Snapshot, gpus: tuple[int, ...]) -> tuple
     used = [g.memory_used_bytes or 0 for g in snapshot.gpus.value or () if g.index in gpus and g.state is GpuState.OK]
     low = bool(used) and min(used) < GIB
     armed = seen.armed or (bool(used) and min(used) > 2 * GIB)
-    held = seen.low.update(low and armed, snapshot.at, 130.0)
+    held = seen.low.observe(not (low and armed), snapshot.at, 130.0)
     return replace(seen, armed=armed, low=held), held.samples >= 2
 
 

@@ -1,21 +1,28 @@
-"""A set of big files, its upload job, and podwatch's own child that sends it."""
+"""A set of big files, and podwatch's own child that sends it, or fetches it, with its real job."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.measuring import MIB, memory_mib
-from podwatch.stores.open_store import Credentials
-from podwatch.sync.upload.child_job import JobFile, UploadJob
-from podwatch.sync.upload.start_child import Upload
-from podwatch.system.pinned_directories import PinnedTree
-from tests.support.b2server import BUCKET, KEY, KEY_ID
+from podwatch.store.keys import pieces
+from podwatch.store.objects.b2 import B2Access
+from podwatch.store.objects.s3 import S3Access
+from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+from podwatch.store.transfer.start import Transfer
 
-PART_SIZE = 100_000_000
-"""What the store recommends; podwatch's default is the same."""
+PIECE_SIZE = 100_000_000
+"""The default of ``sync.part_size``."""
+BEAT = 0.02
+"""Seconds: a loop like the daemon's asks to be woken this often, a hundred times as often as the real one."""
+LOW = 15
+"""As podwatch's child while nothing is urgent."""
 
 
 def write_file(path: Path, mib: int) -> Path:
@@ -27,59 +34,126 @@ def write_file(path: Path, mib: int) -> Path:
     return path
 
 
-def job_for(paths: Sequence[Path], store: str, name: str, lock: Path, connections: int = 4) -> UploadJob:
-    """All files lie in one directory."""
-    files = []
-    for path in paths:
-        found = path.stat()
-        key = f"run/podwatch/step_1/{name}/{path.name}"
-        files.append(
-            JobFile(
-                part="trainer", path=path.name, remote=f"trainer/{path.name}", key=key, size=found.st_size,
-                mtime_ns=found.st_mtime_ns, mode=0o644, inode=found.st_ino, device=found.st_dev,
-            )
-        )  # fmt: skip
-    return UploadJob(
-        step=1, save_id=name, store=store, writer_id="bench", part_size=PART_SIZE, connections=connections,
-        lock=str(lock), roots={"trainer": str(paths[0].parent)}, files=tuple(files),
-        pins=PinnedTree((paths[0].parent,)).pins(),
-    )  # fmt: skip
+def access_of(url: str, store: str) -> B2Access | S3Access | None:
+    """For a service at ``url``."""
+    if store.startswith("s3://"):
+        return S3Access("id", "key", endpoint=url)
+    return B2Access("id", "key", url) if store.startswith("b2://") else None
 
 
-def b2_credentials(url: str) -> tuple[str, Credentials]:
-    return f"b2://{BUCKET}", Credentials(KEY_ID, KEY, url)
-
-
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Sent:
+    """``seconds`` from the child's start to its end, ``cpu`` seconds of the daemon's side in them, how many
+    milliseconds late its loop's turns came, and the child's peak memory."""
+
     seconds: float
+    cpu: float
+    late: tuple[float, ...]
     peak_mib: float
 
 
-async def send(job: UploadJob, credentials: Credentials | None, *, measure: bool = True) -> Sent:
-    """Run podwatch's upload child to its end. Its own start-up counts. ``measure``: its memory, which blocks the loop
-    for as long as the kernel keeps the child's memory map."""
-    upload = Upload(job)
-    peak = 0.0
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """All ``paths``, in one directory, as one save. ``home``: where the list of sent pieces lies."""
 
-    async def heard(_: Sequence[dict[str, Any]]) -> None:
-        pass
+    paths: Sequence[Path]
+    store: str
+    access: B2Access | S3Access | None
+    home: Path
+    name: str = "save"
+    nice: int = 0
+    connections: int = 8
 
-    async def watch() -> None:
-        nonlocal peak
-        while True:
-            if upload.pid is not None:
-                try:
-                    peak = max(peak, memory_mib(upload.pid, "VmHWM"))
-                except OSError:
-                    return
-            await asyncio.sleep(0.05)
+    @contextmanager
+    def job(self) -> Iterator[TransferJob]:
+        files, wanted = list[MovedFile](), list[Piece]()
+        for number, path in enumerate(self.paths):
+            found = path.stat()
+            files.append(
+                MovedFile(
+                    "trainer", path.name, found.st_size, found.st_mtime_ns, 0o644, found.st_ino, found.st_dev
+                )
+            )  # fmt: skip
+            root = f"run/podwatch/step_1/{self.name}/"
+            wanted += [
+                Piece(number, root + one.name, one.offset, one.size)
+                for one in pieces(f"trainer/{path.name}", found.st_size, PIECE_SIZE)
+            ]
+        root_of_files = os.open(self.paths[0].parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield TransferJob(
+                "send", self.store, tuple(files), tuple(wanted), {"trainer": root_of_files},
+                sent=str(self.home / f"sent.{self.name}"), connections=self.connections, nice=self.nice,
+            )  # fmt: skip
+        finally:
+            os.close(root_of_files)
 
-    loop = asyncio.get_running_loop()
-    watcher = asyncio.create_task(watch() if measure else asyncio.sleep(0))
-    began = loop.time()
-    try:
-        await upload.run(credentials, heard, lambda _: None)
-    finally:
-        watcher.cancel()
-    return Sent(loop.time() - began, peak)
+    def run(self) -> float:
+        """Send it; the child's peak in MiB. Blocks."""
+        with self.job() as job:
+            return run_transfer(job, self.access)
+
+    async def measure(self) -> Sent:
+        """From a thread, beside a loop like the daemon's."""
+        late: list[float] = []
+        beating = asyncio.create_task(beats(late))
+        began, cpu = time.monotonic(), time.process_time()
+        peak = await asyncio.to_thread(self.run)
+        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+        beating.cancel()
+        return Sent(seconds, cpu, tuple(late), peak)
+
+
+def run_transfer(job: TransferJob, access: B2Access | S3Access | None) -> float:
+    """The child's peak in MiB; raises SystemExit where it did not move everything."""
+    done = 0
+
+    def hear(message: dict[str, object]) -> None:
+        nonlocal done
+        done += message.get("type") == "piece"
+
+    transfer = Transfer(job)
+    with Memory(lambda: transfer.pid) as memory:
+        transfer.run(access, hear)
+    if job.direction == "send" and done != len(job.pieces):
+        raise SystemExit("podwatch did not move everything")
+    return memory.peak
+
+
+class Memory:
+    """The peak of a process in MiB, looked at every 0.4 s."""
+
+    def __init__(self, pid: Callable[[], int | None]) -> None:
+        self.peak = 0.0
+        self._pid, self._over = pid, threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.4):
+            if (pid := self._pid()) is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    self.peak = max(self.peak, memory_mib(pid, "VmHWM"))
+
+
+async def beats(late: list[float]) -> None:
+    while True:
+        due = time.monotonic() + BEAT
+        await asyncio.sleep(BEAT)
+        late.append((time.monotonic() - due) * 1000)
+
+
+async def idle(seconds: float) -> tuple[float, ...]:
+    """How late the turns of a loop come that has nothing else to do."""
+    late: list[float] = []
+    beating = asyncio.create_task(beats(late))
+    await asyncio.sleep(seconds)
+    beating.cancel()
+    return tuple(late)

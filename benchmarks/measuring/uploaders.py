@@ -85,11 +85,15 @@ for thread in threads:
     thread.join()
 """
 PODWATCH = """
-import asyncio, json, pathlib, resource, sys
-from benchmarks.measuring.journaled import idle, send_journaled
+import asyncio, json, os, pathlib, resource, sys
+from benchmarks.measuring.discard import BUCKET
+from benchmarks.measuring.sending import LOW, Sending, access_of, idle
 quiet = asyncio.run(idle(1.0))
 url, home, *paths = sys.argv[1:]
-sent = asyncio.run(send_journaled(url, home, [pathlib.Path(p) for p in paths]))
+store = f"b2://{BUCKET}"
+nice = LOW if "PODWATCH_BENCH_NICE" in os.environ else 0
+sending = Sending([pathlib.Path(p) for p in paths], store, access_of(url, store), pathlib.Path(home), nice=nice)
+sent = asyncio.run(sending.measure())
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 cpu = used.ru_utime + used.ru_stime + sent.cpu
 print(json.dumps([sent.seconds, cpu, used.ru_maxrss / 1024, sent.late, quiet]))

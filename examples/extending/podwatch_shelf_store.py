@@ -1,20 +1,21 @@
 """A store in a package of its own: docs/contributing.md."""
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.credentials import Credentials
-from podwatch.stores.local import LocalStore
+from podwatch.store.objects.base import Objects
+from podwatch.store.objects.directory import DirectoryObjects
 
 
-class ShelfStore(LocalStore):
+class ShelfObjects(DirectoryObjects):
     """A directory whose file server has one clock for all pods."""
 
-    def __init__(self, url: str, writer_id: str) -> None:
-        super().__init__(Path(urlsplit(url).path), writer_id=writer_id)
+    def __init__(self, url: str) -> None:
+        super().__init__(Path(urlsplit(url).path))
         self.url = url
 
 
-def open_store(url: str, credentials: Credentials | None, *, writer_id: str, connections: int = 4) -> ObjectStore:
-    return ShelfStore(url, writer_id)
+def open_store(url: str, access: Any, *, connections: int = 8) -> Objects:
+    """``access``: the key of a B2 store, where the environment has one; a store of a package reads its own."""
+    return ShelfObjects(url)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.api.control_socket import MAX_LINE, ControlServer
-from podwatch.client.ask_daemon import NotRunning, RemoteRefusal, call
+from podwatch.cli.ask_daemon import NotRunning, RemoteRefusal, call
 from podwatch.domain.errors import Busy, ExitCode, InternalError, PermissionDenied, PodwatchError, UsageError
 
 

@@ -14,10 +14,10 @@ import pytest
 from podwatch.api import http_server as serving
 from podwatch.api.http_endpoints import HttpServer
 from podwatch.api.http_server import bind
-from podwatch.client.ask_daemon import fetch_status
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.secrets import register
+from podwatch.system.endpoint import fetch_status
 from tests.reporting import views
 
 TOKEN = "abcdef0123456789"

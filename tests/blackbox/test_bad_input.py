@@ -63,8 +63,8 @@ def test_malformed_file(rig: Rig) -> None:
 
 
 def test_unknown_key_and_bad_unit(rig: Rig) -> None:
-    daemon = rig.daemon(gpu__pol="2s")
-    fails(daemon, 78, 'unknown key "pol" in [gpu]', 'did you mean "poll"', str(daemon.config))
+    daemon = rig.daemon(gpu__hol="2s")
+    fails(daemon, 78, 'unknown key "hol" in [gpu]', 'did you mean "hold"', str(daemon.config))
     daemon.log.unlink()
     daemon.config.write_text(rig.config(gpu__release_wait="8 parsecs"))
     fails(daemon, 78, '"release_wait" in [gpu]', "8 parsecs", str(daemon.config))
@@ -148,7 +148,8 @@ def _as_nobody(rig: Rig, daemon: DaemonProcess) -> DaemonProcess:
         pytest.skip("another user cannot run this Python or read this checkout (is it below /root?)")
     daemon.runtime.mkdir(exist_ok=True)
     os.chown(daemon.runtime, NOBODY, NOBODY)
-    os.chown(daemon.config, NOBODY, NOBODY)
+    for path in (daemon.config, *daemon.config.parent.glob("test-times.toml")):
+        os.chown(path, NOBODY, NOBODY)
     return daemon
 
 

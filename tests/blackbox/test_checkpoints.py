@@ -67,10 +67,3 @@ def test_what_the_daemon_says_of_its_checkpoints(rig: Rig) -> None:
     assert (unpinned.returncode, unpinned.stdout.strip()) == (0, "step 5 is no longer pinned")
     assert all(not s["pinned"] for s in listed(daemon)["sets"])
     assert daemon.command("checkpoints", "unpin", "5").returncode == 64, "it is not pinned"
-
-    # -- check, beside the daemon: what this filesystem tells about files that are being written
-    lines = daemon.command("check").stdout.splitlines()
-    (line,) = [text for text in lines if "can see unwritten ranges" in text]
-    assert "files" in line
-    assert found["capabilities"]["filesystem"] in line
-    assert "events: yes" in line

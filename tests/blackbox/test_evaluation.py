@@ -31,7 +31,7 @@ def daemon(rig: Rig, text: str, environ: dict[str, str] | None = None, **evaluat
 
 
 def table(pod: DaemonProcess) -> dict[int, dict[str, Any]]:
-    return {row["step"]: row for row in json.loads(pod.command("eval", "table", "--json").stdout)["results"]}
+    return {row["step"]: row for row in json.loads(pod.command("eval", "--json").stdout)["results"]}
 
 
 def test_beside_training_on_the_cpu_here_and_from_the_store(rig: Rig, tmp_path: Path, elsewhere: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.asking import wait_reason
+from tests.support.resuming import CUSTOM
 from tests.support.rig import Rig, alive
 from tests.support.served_pod import ENGINES, QUICK, ServedPod
 
@@ -71,3 +72,13 @@ def test_in_real_time_by_default_settings(rig: Rig) -> None:
         os.kill(pod.pid(f"engine{index}"), signal.SIGKILL)
     pod.engines(0)
     pod.found("silent-death", "engine process", 15)
+
+
+def test_an_engine_that_is_seen_to_end_is_told_before_hold_is_over_with_a_layout_of_the_operators_own(rig: Rig) -> None:
+    """No process of it has a name that podwatch knows; the server answers 503 at once."""
+    pod = ServedPod(rig, **(QUICK | CUSTOM | {"gpu__hold": "600s"}))
+    time.sleep(35)  # a younger engine may be a fork that only bears its name
+    pod.server(health=503)
+    os.kill(pod.pid("engine2"), signal.SIGKILL)
+    pod.memory(2, 0)
+    pod.found("silent-death", "GPU 2", 5)

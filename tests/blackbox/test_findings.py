@@ -30,7 +30,7 @@ def test_a_full_disk_an_own_log_rule_a_bad_metric_and_a_sleeping_engine(rig: Rig
     daemon = with_tables(
         rig.daemon(
             disk__prune_above=0.001, disk__prune_to=0.0005, inference__sleep="yes",
-            training__metrics_file=str(metrics), training__steps=2, training__entropy_below=0.5,
+            training__metrics_file=str(metrics), training__entropy_below=0.5,
         ),
         '[[log_rules]]\nname = "own-trouble"\npattern = "my own (trouble)"\ncount = 2\nwithin = "10m"\n'
         'critical = true\nsays = "the workers have trouble"\nfix = "call me"\n',

@@ -14,7 +14,9 @@ from tests.support.buckets import (
     B2Bucket,
     BarePod,
     Bucket,
+    b2_of_a_job,
     copied,
+    directory_of_a_job,
     published_b2,
     published_directory,
 )
@@ -23,18 +25,35 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def in_directory(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Bucket]:
-    with published_directory(tmp_path_factory.mktemp("published"), nvml_library) as made:
+def in_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    with published_directory(tmp_path_factory.mktemp("published")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def in_b2(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Bucket:
-    return published_b2(tmp_path_factory.mktemp("published"), nvml_library)
+def in_b2(tmp_path_factory: pytest.TempPathFactory) -> Bucket:
+    return published_b2(tmp_path_factory.mktemp("published"))
 
 
 @pytest.fixture(params=["in_directory", "in_b2"])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+    return copied(request.getfixturevalue(request.param), tmp_path / "bucket")
+
+
+@pytest.fixture(scope="module")
+def job_in_directory(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Bucket]:
+    with directory_of_a_job(tmp_path_factory.mktemp("published"), nvml_library) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def job_in_b2(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Bucket:
+    return b2_of_a_job(tmp_path_factory.mktemp("published"), nvml_library)
+
+
+@pytest.fixture(params=["job_in_directory", "job_in_b2"])
+def of_a_job(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+    """With the configuration that a job stores."""
     return copied(request.getfixturevalue(request.param), tmp_path / "bucket")
 
 
@@ -77,32 +96,26 @@ def without_manifest(bucket: Bucket) -> None:
 def test_objects_that_are_not_those_of_the_manifest(
     bucket: Bucket, tmp_path: Path, change: Callable[[Bucket], None]
 ) -> None:
-    """In B2 the manifest names the version, so a changed object is another one: only what is gone is missing."""
     change(bucket)
-    names_versions = isinstance(bucket, B2Bucket) and change in (cut, flipped, swapped)
     with pod_of(bucket, tmp_path) as pod:
-        if names_versions:
-            done = pod.podwatch.command("restore", "--to", str(pod.target), "--json")
-            assert (done.returncode, json.loads(done.stdout)["step"]) == (0, NEWEST)
-            return
         pod.refuses()
         pod.falls_back()
         done = pod.podwatch.command("store", "verify", "--deep", "--json")
-        assert done.returncode == 1, done.stdout
+        unnamed = change is without_manifest  # what is left of it is an upload that never ended
+        assert done.returncode == (0 if unnamed else 1), done.stdout
 
 
 POINTERS: dict[str, Callable[[Bucket], object]] = {
-    "nothing": lambda b: b.write(b.latest, b""),
-    "a list": lambda b: b.write(b.latest, b"[]"),
-    "deep": lambda b: b.write(b.latest, b"[" * 100_000 + b"]" * 100_000),
-    "not UTF-8": lambda b: b.write(b.latest, b"\xff\xfe"),
-    "huge": lambda b: b.write(b.latest, b'{"x": "' + b"a" * (2 << 20) + b'"}'),
+    "nothing": lambda b: b.point_raw(b""),
+    "a list": lambda b: b.point_raw(b"[]"),
+    "deep": lambda b: b.point_raw(b"[" * 100_000 + b"]" * 100_000),
+    "not UTF-8": lambda b: b.point_raw(b"\xff\xfe"),
+    "huge": lambda b: b.point_raw(b'{"x": "' + b"a" * (2 << 20) + b'"}'),
     "a step that is not there": lambda b: b.point(step=10**6),
     "a step of words": lambda b: b.point(step="8"),
-    "a manifest of another hash": lambda b: b.point(manifest_sha1="0" * 40),
+    "a manifest of another hash": lambda b: b.point(manifest_hash="sha256:" + "0" * 64),
     "a manifest of another size": lambda b: b.point(manifest_size=1),
-    "a manifest of another run": lambda b: b.point(manifest_key="another/podwatch/step_9/x/manifest.json"),
-    "a way out": lambda b: b.point(manifest_key="../../../outside/victim", manifest_file_id=""),
+    "a way out": lambda b: b.point(save_id="../../../outside"),
     "another run": lambda b: b.point(run_id="another"),
     "a generation beyond all": lambda b: b.point(generation=2**70),
     "a later format": lambda b: b.point(schema_version=1000),
@@ -141,7 +154,8 @@ def test_another_directory_can_fetch_a_run_and_a_forged_one_steps_back(bucket: B
 
 
 @pytest.mark.parametrize("path", ["../../outside/victim", "{outside}/victim", "a\x1b[2Jb", "a\nb"])
-def test_bootstrap_without_trust_places_and_starts_nothing(bucket: Bucket, tmp_path: Path, path: str) -> None:
+def test_bootstrap_without_trust_places_and_starts_nothing(of_a_job: Bucket, tmp_path: Path, path: str) -> None:
+    bucket = of_a_job
     name = f"{bucket.root}/config/bootstrap.json"
     record = bucket.document(name)
     assert record["files"]

@@ -15,6 +15,7 @@ from tests.support import contract, processes
 from tests.support.asking import messages, published, running
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig, alive
+from tests.support.store_layout import newest_pointer
 
 pytestmark = pytest.mark.slow
 
@@ -72,8 +73,7 @@ def heartbeat(store: Path) -> dict[str, Any]:
 
 
 def latest(store: Path) -> dict[str, Any]:
-    (path,) = store.rglob("latest.json")
-    document: dict[str, Any] = json.loads(path.read_text())
+    document = newest_pointer(store)
     contract.check("pointer", document)
     return document
 
@@ -322,8 +322,7 @@ def test_no_file_an_empty_state_directory_and_a_probe(rig: Rig, elsewhere: Path)
     state = rig.root / "state"
     podwatch = [sys.executable, "-m", "podwatch"]
     given = ["--store", f"file://{elsewhere}", "--run-id", rig.run_id, "--state-dir", str(state)]
-    quick = {"checkpoints.rescan": "0.3s", "checkpoints.settle": "0.2s", "gpu.poll": "0.1s", "http.port": "0"}
-    quick |= {"trainer.layout": "prime-rl", "log.format": "json", "sync.claim_wait": "1s"}
+    quick = {"http.port": "0", "trainer.layout": "prime-rl", "log.format": "json"}
     words = [word for key, value in quick.items() for word in ("--set", f"{key}={value}")]
     with daemon.log.open("ab") as log:
         command = [*podwatch, "run", "--job", *given, *words, "--", *rig.command()]

@@ -56,7 +56,7 @@ def test_a_command_line_that_cannot_work_is_given_up_at_once_and_shown(rig: Rig)
 
 
 def test_a_hang_is_healed_once_a_second_signal_agrees(rig: Rig) -> None:
-    daemon = rig.daemon(hang__floor="1.5s", hang__k=2.0, hang__agree="1s").start()
+    daemon = rig.daemon(hang__floor="1.5s", hang__k=2.0).start()
     running(daemon, rig, step=5)
     for index in (0, 1):  # busy once: a device that always says 0 % proves nothing
         rig.world.set_load(index, utilization=80)

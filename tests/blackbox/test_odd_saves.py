@@ -10,16 +10,11 @@ from tests.support.asking import published, status
 from tests.support.daemon import DaemonProcess
 from tests.support.resuming import CUSTOM, newest_complete, steps_of
 from tests.support.rig import Rig
+from tests.support.store_layout import newest_pointer
 
 pytestmark = pytest.mark.slow
 NO_RULE = {name: value for name, value in CUSTOM.items() if name.rpartition("__")[2] not in ("required", "last")}
 """``custom`` as an operator writes it who knows only where the steps are."""
-
-
-def pointer(store: Path) -> int | None:
-    paths = list(store.rglob("latest.json"))
-    step: int | None = json.loads(paths[0].read_text())["step"] if paths else None
-    return step
 
 
 def with_store(rig: Rig, store: Path, **changes: Any) -> DaemonProcess:
@@ -50,7 +45,7 @@ def test_a_single_save_with_fewer_files_is_passed_over_and_kept(rig: Rig, elsewh
     rig.kill("trainer")
     daemon.wait_for(lambda: len(rig.starts) == 2, 60, "it starts again")
     assert steps_of(rig) == [None, 15]
-    assert pointer(elsewhere) == 15
+    assert newest_pointer(elsewhere).get("step") == 15
     places = [*rig.output.rglob("step_20"), *(rig.root / "work").rglob("quarantine/*/*-step_20")]
     assert any(list(place.rglob(".metadata")) for place in places), "it is kept"
 

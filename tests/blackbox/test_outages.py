@@ -28,7 +28,7 @@ def test_no_network(rig: Rig) -> None:
 
 def test_a_podwatch_that_was_stopped_by_a_signal(rig: Rig) -> None:
     """podwatch is stopped for longer than a sensor may be silent: not live meanwhile, then said, and nothing killed."""
-    daemon = rig.daemon(hang__floor="20s", hang__k=2.0, hang__agree="5s").start()
+    daemon = rig.daemon(hang__floor="20s", hang__k=2.0).start()
     confirmed(daemon)
     pid, process = rig.trainer_pid, daemon.process
     assert process is not None

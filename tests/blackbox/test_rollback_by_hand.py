@@ -9,14 +9,9 @@ import pytest
 from tests.support.asking import published, reasons, running, status
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import Rig
+from tests.support.store_layout import newest_pointer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
-
-
-def pointer(store: Path) -> dict[str, Any]:
-    (path,) = store.rglob("latest.json")
-    document: dict[str, Any] = json.loads(path.read_text())
-    return document
 
 
 def marks(daemon: DaemonProcess) -> dict[int, tuple[str, bool]]:
@@ -37,7 +32,7 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
     assert daemon.command("stop-training").returncode == 0
     daemon.wait_event("trainer-stopped", 30)
     published(daemon)
-    old, base = pointer(elsewhere), 15
+    old, base = newest_pointer(elsewhere), 15
     seen = len(daemon.events())
 
     rig.order(wait=True)  # at its first step: nothing is saved before we have looked
@@ -72,7 +67,7 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
     rig.obey()
 
     def followed() -> dict[str, Any] | None:
-        now = pointer(elsewhere)
+        now = newest_pointer(elsewhere)
         return now if now["lineage"] == opened["lineage"] and now["step"] > base else None
 
     now = daemon.wait_for(followed, 60, "the pointer names a checkpoint of the new line")

@@ -4,6 +4,7 @@ import http.server
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -66,10 +67,8 @@ def endless() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 42", raises=subprocess.TimeoutExpired)
 def test_a_list_that_never_ends_does_not_hang_a_check_of_runs(tmp_path: Path, endless: str) -> None:
-    """It says that the store cannot be read: a cron job that hangs tells nobody. Seen today: it reads page after page
-    for ever."""
+    """It says that the store cannot be read: a cron job that hangs tells nobody."""
     environ = {**KEYS, "AWS_ENDPOINT_URL_S3": endless, "AWS_EC2_METADATA_DISABLED": "true"}
     done = podwatch(tmp_path, "runs", "check", "--store", "s3://test-bucket", "--json", seconds=60, **environ)
     assert done.returncode == 3, done.stdout + done.stderr
@@ -87,10 +86,8 @@ def newest_stored(document: dict[str, Any]) -> int | None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 42")
 def test_what_is_stored_is_what_this_store_has(rig: Rig, elsewhere: Path) -> None:
-    """The store was changed, and nothing can be uploaded to the new one: files are where its directories would be.
-    Seen today: the newest step of the old store."""
+    """The store was changed, and nothing can be uploaded to the new one: files are where its directories would be."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}/old").start()
     running(daemon, rig, step=5)
     published(daemon)
@@ -111,9 +108,8 @@ def test_what_is_stored_is_what_this_store_has(rig: Rig, elsewhere: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 42")
 def test_a_corrected_key_is_used_when_the_operator_asks_for_a_backup(rig: Rig, server: B2Server) -> None:
-    """Asked for, and not only at the next try. Seen today: the answer is the refusal of the last try, with 69."""
+    """Asked for, and not only at the next try."""
     environ = {"B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": "wrong", "B2_ENVIRONMENT": server.url}
     daemon = rig.daemon(environ, sync__store=f"b2://{BUCKET}", sync__refusal_wait="900s").start("--fresh")
     running(daemon, rig, step=5)
@@ -125,7 +121,6 @@ def test_a_corrected_key_is_used_when_the_operator_asks_for_a_backup(rig: Rig, s
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="issue 42")
 def test_a_run_that_ended_can_be_archived(rig: Rig, elsewhere: Path) -> None:
     """Nothing trains, and podwatch has left: its last heartbeat says so. Seen today: it counts as alive for 15 min."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}").start()
@@ -138,3 +133,15 @@ def test_a_run_that_ended_can_be_archived(rig: Rig, elsewhere: Path) -> None:
     assert daemon.stop() == 0
     done = daemon.command("runs", "archive", rig.run_id, "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_while_a_claim_settles_a_backup_that_is_waited_for_says_for_how_long(rig: Rig, elsewhere: Path) -> None:
+    daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__claim_wait="40s").start("--fresh")
+    daemon.wait_for(lambda: status(daemon)["checkpoints"]["newest_complete_step"] is not None, 40, "a checkpoint")
+    assert status(daemon)["sync"]["settles_in_seconds"] <= 40
+    done = daemon.command("sync", "--wait", timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"claim of the run is decided in \d+ s, nothing is published before", done.stderr), done
+    assert newest_stored(status(daemon)) is not None
+    assert status(daemon)["sync"]["settles_in_seconds"] is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import looks, messages, reasons, running, status, wait_reason
+from tests.support.asking import looks, messages, reasons, running, wait_reason
 from tests.support.daemon import DaemonProcess
 from tests.support.rig import TRAINER, Rig
 
@@ -70,21 +70,16 @@ def test_the_end_of_a_restart_is_told_whatever_was_told_before(rig: Rig, tmp_pat
     assert changes() == ["opened", "closed"]
 
 
-@pytest.mark.xfail(strict=True, reason="issue 43")
 def test_a_limit_of_open_files_below_what_training_wants_is_shown(rig: Rig) -> None:
-    """Seen today: one line of the log at the start, and nothing in the status."""
     daemon = rig.daemon(trainer__nofile=65_536)
     limits = ("prlimit", "--nofile=9461:9461")
     daemon.wrapper = ("setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource", *limits)
     daemon.start()
     daemon.wait_event("start-warning", 60)
-    looks(daemon)
-    assert re.search("9,?461", json.dumps(status(daemon)["reasons"]))
+    assert re.search("9,?461", wait_reason(daemon, "files-low", 30)["summary"])
 
 
-@pytest.mark.xfail(strict=True, reason="issue 43")
 def test_a_trainer_of_hugging_face_that_never_saves_is_a_finding(rig: Rig) -> None:
-    """Seen today: it trains for ever, and nothing says that each death will cost all of it."""
     rig.trainer_flags = ["--no-saves"]
     daemon = rig.daemon(trainer__layout="hf", resources__overdue_floor="1s").start()
     daemon.wait_for(lambda: rig.trainer_pid, 60, "training starts")

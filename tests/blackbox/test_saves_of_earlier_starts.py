@@ -34,10 +34,8 @@ def test_the_death_of_training_that_was_found_running_resumes_from_its_save(rig:
     assert "restart-blocked" not in reasons(daemon)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 42")
 def test_the_save_that_a_start_resumed_is_stored_once(rig: Rig, elsewhere: Path) -> None:
-    """Seen today: what training writes for its rollout servers as it resumes makes the save another one, which is sent
-    again, all of it."""
+    """What training writes for its rollout servers as it resumes does not make it another save."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}").start()
     running(daemon, rig, step=5)
     newest = stands(rig, daemon)

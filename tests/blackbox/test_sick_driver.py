@@ -1,6 +1,7 @@
 """A libnvidia-ml that hangs, aborts or crashes while it is loaded: podwatch stays alive, reports it, and recovers."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -35,10 +36,10 @@ def gpus(daemon: DaemonProcess) -> dict[str, Any]:
     return found
 
 
-def trials_of(pid: int) -> list[int]:
+def readers_of(pid: int) -> list[int]:
     return [
         child for child in processes.descendants(pid)
-        if any("nvml_trial_child" in word for word in processes.command(child))
+        if any("sensors/gpu_child" in word for word in processes.command(child))
     ]  # fmt: skip
 
 
@@ -56,15 +57,32 @@ def test_a_library_that_cannot_be_loaded_blinds_and_no_more(rig: Rig, how: str) 
     assert livez(daemon) == 200
     daemon.wait_event("daemon-started", 30)
     for _ in range(20):
-        assert len(trials_of(daemon.process.pid)) <= 1
+        assert len(readers_of(daemon.process.pid)) <= 1
         time.sleep(0.05)
     assert livez(daemon) == 200
     rig.world.loading("")
     daemon.wait_for(lambda: gpus(daemon)["state"] == "ok", 90, "the GPUs are read")
-    daemon.wait_for(lambda: not trials_of(daemon.process.pid), 10, "no trial is left")
+    assert len(readers_of(daemon.process.pid)) == 1
     began = time.monotonic()
     assert daemon.stop(signal.SIGTERM) == 0
     assert time.monotonic() - began < 30
+
+
+def test_a_driver_that_hangs_or_kills_its_reader_later_does_not_touch_podwatch(rig: Rig) -> None:
+    daemon = rig.daemon().start()
+    assert daemon.process is not None
+    daemon.wait_for(lambda: gpus(daemon)["state"] == "ok", 40, "the GPUs are read")
+    maps = Path(f"/proc/{daemon.process.pid}/maps").read_text()
+    assert "libnvidia-ml" not in maps, "podwatch itself never loads the driver's library"
+    rig.world.hang_all()
+    daemon.wait_for(lambda: gpus(daemon)["state"] == "blind", DEADLINE + 10, "blind")
+    assert livez(daemon) == 200
+    rig.world.hang_all(False)
+    daemon.wait_for(lambda: gpus(daemon)["state"] == "ok", 90, "the GPUs are read")
+    os.kill(readers_of(daemon.process.pid)[0], signal.SIGKILL)
+    daemon.wait_for(lambda: gpus(daemon)["state"] == "blind", DEADLINE, "blind")
+    daemon.wait_for(lambda: gpus(daemon)["state"] == "ok", 90, "another process reads them")
+    assert daemon.stop(signal.SIGTERM) == 0
 
 
 def test_a_stop_is_prompt_while_the_library_hangs(rig: Rig) -> None:
@@ -72,13 +90,13 @@ def test_a_stop_is_prompt_while_the_library_hangs(rig: Rig) -> None:
     daemon = rig.daemon().start()
     assert daemon.process is not None
     daemon.wait_event("daemon-started", 40)
-    (trial,) = daemon.wait_for(lambda: trials_of(daemon.process.pid), 40, "a trial runs")
+    (reader,) = daemon.wait_for(lambda: readers_of(daemon.process.pid), 40, "the GPUs are asked")
     began = time.monotonic()
     assert daemon.stop(signal.SIGTERM, timeout=60) == 0
     assert time.monotonic() - began < 30
     # It ends when its own alarm rings, though nothing is left that would kill it.
     end = time.monotonic() + 3 * (DEADLINE + 10)
-    while Path(f"/proc/{trial}").exists():
+    while Path(f"/proc/{reader}").exists():
         assert time.monotonic() < end
         time.sleep(0.1)
 

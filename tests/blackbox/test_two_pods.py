@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -187,13 +186,25 @@ def test_a_job_that_stands_by_trains_when_the_other_pod_ends(shared: Run, leaves
     assert job.process.wait(60) == 86
 
 
+def in_store(daemon: DaemonProcess) -> list[dict[str, Any]]:
+    """The checkpoints in the store, as this pod lists them."""
+    found: list[dict[str, Any]] = json.loads(daemon.command("checkpoints", "--json").stdout)["remote"]
+    return found
+
+
+def pinned_in_store(daemon: DaemonProcess) -> set[int]:
+    return {save["step"] for save in in_store(daemon) if save["pinned"]}
+
+
 def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
     first, first_daemon = shared.pod()
     first_daemon.start()
     first_daemon.wait_for(lambda: first.trainer_pid, 60, "the first pod trains")
     first_daemon.wait_for(lambda: standing(first_daemon).get("standing") == "holding", 60, "it holds the run")
     first_daemon.wait_for(lambda: standing(first_daemon).get("last_step"), 90, "a checkpoint is in the store")
-    assert first_daemon.command("checkpoints", "pin", "7", "--reason", "the best").returncode == 0
+    pinned = standing(first_daemon)["last_step"]
+    assert first_daemon.command("checkpoints", "pin", str(pinned), "--reason", "the best").returncode == 0
+    first_daemon.wait_for(lambda: pinned in pinned_in_store(first_daemon), 60, "the pin is in the store")
     assert first_daemon.command("preempt").returncode == 0
     assert first_daemon.process is not None
     first_daemon.process.wait(60)
@@ -205,28 +216,23 @@ def test_a_pod_that_says_goodbye_is_not_waited_for(shared: Run) -> None:
     second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "holding", 60, "it holds the run")
     assert standing(second_daemon)["generation"] == 2
 
-    (journal,) = (second.root / "state").rglob("journal.sqlite")
+    (record,) = (second.root / "state").rglob("run.json")
 
-    def pins() -> dict[int, str]:
-        found = json.loads(journal.with_name("run.json").read_text())["pins"]
-        return {int(step): reason for step, reason in found.items()}
-
-    def saves() -> list[dict[str, Any]]:
-        with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as connection:
-            rows = connection.execute("SELECT value FROM learned WHERE key = ?", ("sync.earlier_saves",)).fetchall()
-        found: list[dict[str, Any]] = json.loads(rows[0][0])["saves"] if rows else []
+    def pins() -> dict[str, str]:
+        found: dict[str, str] = json.loads(record.read_text())["pins"]
         return found
 
-    second_daemon.wait_for(lambda: pins() == {7: "on an earlier pod: the best"}, 30, "what was pinned stays pinned")
-    second_daemon.wait_for(saves, 30, "retention judges what the first pod has stored")
-    assert {s["generation"] for s in saves()} == {1}
-    assert second_daemon.command("checkpoints", "unpin", "7").returncode == 0
+    adopted = {str(pinned): "on an earlier pod"}
+    second_daemon.wait_for(lambda: pins() == adopted, 30, "what was pinned stays pinned")
+    assert {save["generation"] for save in in_store(second_daemon)} >= {1}, "what the first pod has stored is seen"
+    assert second_daemon.command("checkpoints", "unpin", str(pinned)).returncode == 0
+    second_daemon.wait_for(lambda: pinned not in pinned_in_store(second_daemon), 60, "the pin leaves the store")
 
-    # The same pod again, podwatch restarted: it goes on with its claim.
+    # The same pod again, podwatch restarted: each life claims a generation of its own, and does not wait to train.
     assert second_daemon.stop() == 0
     second_daemon.start()
     second_daemon.wait_for(lambda: standing(second_daemon).get("standing") == "holding", 30, "at once")
-    assert standing(second_daemon)["generation"] == 2
+    assert standing(second_daemon)["generation"] == 3
     assert pins() == {}, "an unpin is final"
 
     # People want it stopped, and then not.

@@ -1,5 +1,6 @@
 """A second trainer started by hand beside ours, in the same output_dir: two writers mix checkpoints."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -41,6 +42,11 @@ def sets(daemon: DaemonProcess) -> dict[int, dict[str, Any]]:
 
 def sent(daemon: DaemonProcess, after: int) -> set[int]:
     return {int(e["step"]) for e in daemon.events()[after:] if e["podwatch_event"] == "published"}
+
+
+def in_store(daemon: DaemonProcess) -> set[int]:
+    listed = daemon.command("store", "ls", "--json")
+    return {found["step"] for found in json.loads(listed.stdout)["saves"] if not found["problem"]}
 
 
 def held(daemon: DaemonProcess) -> list[int]:
@@ -93,7 +99,9 @@ def test_two_writers_are_told_and_nothing_of_that_time_is_published(rig: Rig, el
     assert held(daemon) == kept, "a restart of podwatch forgets nothing"
     done = daemon.command("sync", "--step", str(kept[-1]), "--wait")
     assert done.returncode == 0, done.stderr
-    assert kept[-1] in sent(daemon, alone)
+    assert f"step {kept[-1]} is in the store" in done.stdout
+    assert kept[-1] in in_store(daemon)
+    assert kept[-1] not in sent(daemon, alone), "a newer one stays the one to resume from"
     assert kept[-1] not in held(daemon)
     assert len(rig.starts) == 1
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.asking import confirmed, published, running
 from tests.support.rig import Rig
+from tests.support.store_layout import newest_pointer
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +25,7 @@ def test_a_new_pod_goes_on_in_the_same_wandb_runs(rig: Rig, elsewhere: Path) -> 
     daemon.stop(signal.SIGKILL)
     daemon.end_training()
     ids = {"trainer": "trn1", "orchestrator": "orc1"}
-    (pointer,) = elsewhere.rglob("latest.json")
-    assert json.loads(pointer.read_text())["wandb"] == ids
+    assert newest_pointer(elsewhere)["wandb"] == ids
     assert all(json.loads(m.read_text())["wandb"] == ids for m in elsewhere.rglob("manifest.json"))
 
     for gone in (rig.output.parent, rig.root / "state", rig.root / "runtime"):

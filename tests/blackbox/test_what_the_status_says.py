@@ -105,12 +105,10 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dic
 def test_with_a_store_a_run_that_ended_as_it_should_ends_in_exit_code_0(
     rig: Rig, stored: tuple[dict[str, str], str], end: str
 ) -> None:
-    """Also with servers that are configured, and gone since: of the engine, and of the training's figures."""
+    """Also with an engine's server that is configured, and gone since."""
     environ, store = stored
     gone = f"http://127.0.0.1:{free_port()}"
-    daemon = rig.daemon(
-        environ, gpu__hold="0.3s", sync__store=store, inference__urls=[gone], training__metrics_url=gone
-    ).start()
+    daemon = rig.daemon(environ, gpu__hold="0.3s", sync__store=store, inference__urls=[gone]).start()
     running(daemon, rig, step=10)
     published(daemon)
     if end == "finish":

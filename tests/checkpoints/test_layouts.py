@@ -309,6 +309,22 @@ def test_first_step_and_progress(out: Path) -> None:
     assert PrimeRLLayout(out / "nothing").progress() == ()
 
 
+def test_progress_is_also_the_marker_that_was_written_last(out: Path) -> None:
+    write_prime_rl_step(out, 10, "B")
+    for step in (10, 11, 12):
+        marker = out / f"broadcasts/step_{step}/STABLE"
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+        os.utime(marker, (1e9 + step, 1e9 + step))
+        write_rollouts(out, step, "B")
+    (out / "rollouts/step_10/late").touch()
+    layout = PrimeRLLayout(out)
+    shown = [("trainer", 12), ("orchestrator", 12), ("checkpoint", 10)]
+    assert [(s.role, s.step) for s in layout.progress()] == shown
+    os.utime(out / "broadcasts/step_10/STABLE")
+    assert [(s.role, s.step) for s in layout.progress()] == [shown[0], ("trainer", 10), *shown[1:]]
+
+
 # -- Hugging Face -----------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,11 @@ class Bench:
         return {s.step: s for s in self.catalogue.rescan()}
 
 
+@pytest.fixture(scope="module")
+def reader_of_the_file() -> None:
+    """Here each test has a child of its own: it has the rights of the user whose files it reads."""
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     enterable(tmp_path)

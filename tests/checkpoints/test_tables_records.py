@@ -22,6 +22,7 @@ from podwatch.checkpoints.records import (
     lacking,
     lost_files,
 )
+from podwatch.domain.starts import Recorded
 
 FILES = (RecordedFile("trainer", "a/b.pt", 10, 1000, 1), RecordedFile("orchestrator", "p.pt", 5, 2000, 2))
 MIB = 1 << 20
@@ -255,3 +256,25 @@ def test_a_full_disk_forgets_nothing_now(tmp_path: Path) -> None:
     kept.note(record(5))
     kept.begin("hf")
     assert kept.of(5) == record(5)
+
+
+# -- which start wrote it ----------------------------------------------------------------------------------------------
+
+
+def test_the_start_that_wrote_it_is_recorded_once_and_read_by_the_next(tmp_path: Path) -> None:
+    records = CheckpointRecords(RecordFiles(tmp_path / "records", tmp_path / "copy"))
+    records.begin("hf")
+    records.note(record())
+    assert records.origins == {(5, "save5"): Recorded()}
+    records.belongs((5, "save5"), "start-1")
+    records.belongs((5, "save5"), "start-2")
+    again = CheckpointRecords(RecordFiles(tmp_path / "elsewhere", tmp_path / "copy"))
+    again.begin("hf")
+    assert again.origins == {(5, "save5"): Recorded("start-1")}, "the copy beside output_dir has it, too"
+
+
+def test_what_the_store_has_is_of_the_start_in_its_manifest() -> None:
+    records = CheckpointRecords()
+    records.note(record())
+    records.recognise((5, "save5"), "theirs", "line-1")
+    assert (records.origins, records.restored) == ({(5, "save5"): Recorded("theirs", True, "line-1")}, {(5, "save5")})

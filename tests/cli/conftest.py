@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import contract, warm
+from tests.support import contract, own_times, warm
 
 ROOT = Path(__file__).parents[2]
+TIMES = '[times]\n"checkpoints.settle_weak" = 0\n"checkpoints.settle_tracker" = 0\n'
+"""What lies in these directories is not being written."""
 
 
 class Machine:
@@ -27,6 +29,7 @@ class Machine:
             "PODWATCH_RUNTIME_DIR": str(self.runtime),
             "PYTHONPATH": str(ROOT),
             "LC_ALL": "C.UTF-8",
+            **own_times.write(TIMES, directory / "test-times.toml"),
         }
 
     def daemon(self, state: str = "running") -> warm.Started:

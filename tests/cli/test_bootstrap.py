@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.loading import load_text
-from podwatch.daemon.store_jobs import start_of
+from podwatch.daemon.backup.post_mortem import start_of
 from podwatch.domain import secrets
-from podwatch.domain.manifest import Keys
 from podwatch.domain.secrets import MASK
-from podwatch.policy.bootstrap import OBJECT
-from podwatch.stores.local import LocalStore
-from podwatch.sync.runs.bootstrap import start_artefacts
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.directory import DirectoryObjects
+from podwatch.store.runs.start import start_evidence
+from podwatch.store.runs.start_record import OBJECT
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.mounts import small_mount
 
@@ -37,7 +37,7 @@ class Pods:
             directory.mkdir()
         self.url = f"file://{self.store_dir}"
         self.config = self.home / "config.toml"
-        self.keys = Keys("r")
+        self.keys = RunKeys("r")
 
     def toml(self, more: str = "", command: str = "") -> str:
         command = command or f'["/bin/sh", "-c", "exit 0", "@", "{self.config}"]'
@@ -57,14 +57,14 @@ class Pods:
         text = self.toml(more, command)
         environ = {"PODWATCH_DIRECTORY": str(self.app)}
         loaded = load_text(text, Path("/etc/podwatch/podwatch.toml"), environ=environ)
-        store = store or LocalStore(self.store_dir, writer_id="a")
+        store = store or DirectoryObjects(self.store_dir)
         old = os.environ.get("PODWATCH_DIRECTORY")
         os.environ["PODWATCH_DIRECTORY"] = str(self.app)
         try:
             secrets.register(SECRET)
-            for one in start_artefacts(start_of(loaded)):
+            for one in start_evidence(start_of(loaded)):
                 assert SECRET.encode() not in one.data
-                store.put_bytes(f"{self.keys.artefacts('config')}{one.name}", one.data)
+                store.put(f"{self.keys.evidence('config')}{one.name}", one.data)
         finally:
             secrets.forget()
             os.environ.pop("PODWATCH_DIRECTORY") if old is None else os.environ.update(PODWATCH_DIRECTORY=old)
@@ -83,15 +83,13 @@ class Pods:
         return self.call(*arguments, "--no-start", code=code, **env)
 
     def record(self) -> Path:
-        return self.store_dir / self.keys.artefacts("config") / OBJECT
+        return self.store_dir / self.keys.evidence("config") / OBJECT
 
     def rewrite(self, **changes: object) -> None:
         """Somebody who can write the bucket changes the first file of the record."""
         document = json.loads(self.record().read_text())
         document["files"][0] |= changes
-        LocalStore(self.store_dir, writer_id="x").put_bytes(
-            f"{self.keys.artefacts('config')}{OBJECT}", json.dumps(document).encode()
-        )
+        DirectoryObjects(self.store_dir).put(f"{self.keys.evidence('config')}{OBJECT}", json.dumps(document).encode())
 
     def untouched(self) -> bool:
         return not (self.etc / "podwatch.toml").exists() and not self.config.exists()
@@ -117,14 +115,13 @@ def test_without_trust_it_shows_all_and_writes_nothing(pods: Pods) -> None:
 
 def test_the_line_that_it_prints_is_the_line_that_starts(pods: Pods) -> None:
     pods.stored()
-    shown = pods.place("--set", "gpu.poll=3s", code=77)
-    (line,) = (text.partition("here:  ")[2] for text in shown.splitlines() if "here:  " in text)
+    shown = pods.place(code=77)
+    (line,) = (text.partition("start:  ")[2] for text in shown.splitlines() if "start:  " in text)
     done = pods.machine.podwatch(*shlex.split(line)[1:])
     assert done.returncode == 0, done.stderr
     assert pods.config.read_text() == "lr = 1\n"
     assert stat.S_IMODE((pods.etc / "podwatch.toml").stat().st_mode) == 0o600
     assert "not started; to start: podwatch --config" in done.stdout
-    assert "--set gpu.poll=3s" in done.stdout
 
 
 def test_another_digest_than_the_stored_one_starts_nothing(pods: Pods) -> None:
@@ -139,49 +136,33 @@ def test_another_digest_than_the_stored_one_starts_nothing(pods: Pods) -> None:
     pods.call("--digest", digest[1], "--trust", code=64)
 
 
-def test_a_removed_value_is_named_and_filled_from_the_environment(pods: Pods) -> None:
-    pods.stored(files={pods.config: f'a = 1\napi_key = "{SECRET}"\n'})
+def test_a_removed_value_is_named_and_filled_from_the_variable_of_its_name(pods: Pods) -> None:
+    pods.stored(files={pods.config: f'a = 1\nWANDB_API_KEY = "{SECRET}"\n'})
     said = pods.place("--trust", code=78)
-    copy = pods.etc / "bootstrap-r" / "01-config.toml"
-    assert f"{copy}:2 (api_key) was removed as a secret: set PODWATCH_FILL_API_KEY" in said
+    assert f"{pods.config}:2 (WANDB_API_KEY) was removed as a secret: set WANDB_API_KEY" in said
     assert pods.untouched()
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-    assert "by hand" in pods.place("--trust", code=78, PODWATCH_FILL_API_KEY='x" evil="1')
-    assert "wrote" in pods.place("--trust", PODWATCH_FILL_API_KEY="newkey12345")
-    assert pods.config.read_text() == 'a = 1\napi_key = "newkey12345"\n'
-    assert not copy.exists(), "it could hold a secret"
+    assert "by hand" in pods.place("--trust", code=78, WANDB_API_KEY='x" evil="1')
+    assert "wrote" in pods.place("--trust", WANDB_API_KEY="newkey12345")
+    assert pods.config.read_text() == 'a = 1\nWANDB_API_KEY = "newkey12345"\n'
     assert "on this pod already" in pods.place("--trust"), "a second call needs no variable"
 
 
 @pytest.mark.parametrize("name", ["B2_APPLICATION_KEY", "AWS_SECRET_ACCESS_KEY", "PODWATCH_HTTP__TOKEN"])
-@pytest.mark.parametrize("given", [False, True])
-def test_the_pods_own_key_fills_nothing_that_the_bucket_names(pods: Pods, name: str, given: bool) -> None:
-    """Not by its variable, and not if the operator passed the same value to fill in; neither in the command nor in a
-    file that the command names."""
+@pytest.mark.parametrize("secret", [False, True])
+def test_the_pods_own_key_fills_nothing_that_the_bucket_names(pods: Pods, name: str, secret: bool) -> None:
+    """Neither in the command nor in a file that the command names, also if the bucket calls that one secret. Nor is
+    such a file readable for others, whatever the bucket says."""
     command = f'["/bin/sh", "-c", "exit 0", "{name}={SECRET}", "@", "{pods.config}"]'
     pods.stored(files={pods.config: f'{name} = "{SECRET}"\n'}, command=command)
+    if secret:
+        pods.rewrite(secret=True, mode="0644")
     key = "key-of-this-pod-0123456789"
-    fill = "PODWATCH_FILL_" + re.sub("_+", "_", name)
-    env = {"B2_APPLICATION_KEY_ID": "0012", "B2_APPLICATION_KEY": "another-key", name: key} | (
-        {fill: key, f"{fill}_2": key} if given else {}
-    )
+    env = {"B2_APPLICATION_KEY_ID": "0012", "B2_APPLICATION_KEY": "another-key", name: key}
     said = pods.place("--trust", code=78, **env)
-    assert said.count("by hand") == 2 or not given, said
+    assert said.count("by hand") == 2, said
     assert key not in said
     assert not any(key in path.read_text() for path in pods.etc.rglob("*") if path.is_file())
     assert pods.untouched()
-
-
-def test_the_pods_own_key_goes_into_no_file_that_the_bucket_calls_secret(pods: Pods) -> None:
-    """Nor is such a file readable for others, whatever the bucket says."""
-    pods.stored(files={pods.config: f'B2_APPLICATION_KEY = "{SECRET}"\nother_key = "{SECRET}"\n'})
-    pods.rewrite(secret=True, mode="0644")
-    key = "key-of-this-pod-0123456789"
-    env = {"B2_APPLICATION_KEY_ID": "0012", "B2_APPLICATION_KEY": key, "PODWATCH_FILL_OTHER_KEY": "other-0123456789"}
-    pods.place("--trust", code=78, **env)
-    assert not any(key in path.read_text() for path in pods.etc.rglob("*") if path.is_file())
-    pods.place("--trust", PODWATCH_FILL_B2_APPLICATION_KEY="given-by-hand-012345", **env)
-    assert stat.S_IMODE(pods.config.stat().st_mode) == 0o600
 
 
 def test_everything_that_would_run_is_shown(pods: Pods) -> None:
@@ -215,43 +196,25 @@ python = "/opt/python"
 
 
 def test_a_removed_value_is_filled_by_hand(pods: Pods) -> None:
-    pods.stored(files={pods.config: f'a = 1\napi_key = "{SECRET}"\ntoken = "{SECRET}"\n'})
-    pods.place(code=77)
-    copy = pods.etc / "bootstrap-r" / "01-config.toml"
-    copy.write_text(f'a = 1\napi_key = "one"\ntoken = "{MASK}"\n')
-    said = pods.place("--trust", code=78, PODWATCH_FILL_API_KEY="not-taken-any-more")
-    assert f"{copy}:3 (token)" in said
-    assert said.count("was removed") == 1
-    copy.write_text('a = 1\napi_key = "one"\ntoken = "two words"\n')
+    pods.stored(files={pods.config: f'a = 1\napi_key = "{SECRET}"\n'})
+    said = pods.place("--trust", code=78)
+    assert f"{pods.config}:2 (api_key) was removed as a secret: write the file by hand" in said
+    (line,) = (text.partition("as stored: ")[2] for text in said.splitlines() if "as stored: " in text)
+    assert f'api_key = "{MASK}"' in pods.machine.podwatch(*shlex.split(line)[1:]).stdout
+    pods.config.write_text(f'a = 1\napi_key = "{MASK}"\n')
+    assert "exists with another content" in pods.place("--trust", code=78)
+    pods.config.write_text('a = 1\napi_key = "two words"\n')
     pods.place("--trust")
-    assert pods.config.read_text() == 'a = 1\napi_key = "one"\ntoken = "two words"\n'
+    assert pods.config.read_text() == 'a = 1\napi_key = "two words"\n'
 
 
 @pytest.mark.root
 def test_what_another_user_wrote_beside_is_not_used(pods: Pods) -> None:
-    pods.stored(files={pods.config: f'api_key = "{SECRET}"\n'})
-    pods.place(code=77)
-    copy = pods.etc / "bootstrap-r" / "01-config.toml"
-    copy.write_text('api_key = "theirs"\n')
-    os.chown(copy, 65534, 65534)
-    assert "belongs to uid 65534" in pods.place("--trust", code=78)
-    assert pods.untouched()
-    copy.unlink()
-    pods.place("--trust", PODWATCH_FILL_API_KEY="newkey12345")
-    placed = pods.etc / "bootstrap-r" / "placed.json"
-    os.chown(placed, 65534, 65534)
+    pods.stored()
+    pods.place("--trust")
+    os.chown(pods.etc / "bootstrap-r.json", 65534, 65534)
     pods.config.write_text("changed here\n")
     pods.place("--trust", code=78)
-
-
-def test_a_copy_that_no_longer_fits_is_kept_beside(pods: Pods) -> None:
-    pods.stored(files={pods.config: f'api_key = "{SECRET}"\n'})
-    pods.place(code=77)
-    copy = pods.etc / "bootstrap-r" / "01-config.toml"
-    copy.write_text("something else\n")
-    pods.place("--trust", code=78)
-    assert copy.read_text() == f'api_key = "{MASK}"\n'
-    assert [p.read_text() for p in copy.parent.glob("*.old")] == ["something else\n"]
 
 
 def test_the_env_file_is_made_of_the_pods_environment(pods: Pods) -> None:
@@ -259,7 +222,7 @@ def test_the_env_file_is_made_of_the_pods_environment(pods: Pods) -> None:
     pods.stored(files={pods.config: "", env: f"WANDB_API_KEY={SECRET}\nHF_HOME=/data/hf\n"},
                 more=f'env_file = "{env}"')  # fmt: skip
     said = pods.place("--trust", code=78, WANDB_API_KEY="wandb-of-this-pod")
-    assert "(HF_HOME) was removed as a secret: set PODWATCH_FILL_HF_HOME or HF_HOME" in said
+    assert "(HF_HOME) was removed as a secret: set HF_HOME" in said
     assert "WANDB_API_KEY" not in said
     pods.place("--trust", WANDB_API_KEY="wandb-of-this-pod", HF_HOME="/x")
     assert env.read_text() == "WANDB_API_KEY=wandb-of-this-pod\nHF_HOME=/x\n"
@@ -281,33 +244,24 @@ def test_a_file_of_other_content_is_never_replaced_silently(pods: Pods) -> None:
     pods.stored()
     pods.config.write_text("mine\n")
     said = pods.place("--trust", code=78)
-    assert f"{pods.config} exists with another content: pass --existing keep" in said
+    assert f"{pods.config} exists with another content, which podwatch does not replace: move it away" in said
     assert pods.config.read_text() == "mine\n"
     assert not (pods.etc / "podwatch.toml").exists()
-    pods.place("--trust", "--existing", "keep")
-    assert pods.config.read_text() == "mine\n"
-    said = pods.place("--trust", "--existing", "replace")
-    assert pods.config.read_text() == "lr = 1\n"
-    (kept,) = pods.home.glob("config.toml.before-bootstrap-*")
-    assert kept.read_text() == "mine\n"
-    assert str(kept) in said
 
 
-def test_a_full_disk_leaves_the_file_that_was_to_be_replaced_in_its_place(pods: Pods) -> None:
+def test_a_full_disk_leaves_nothing_half_written(pods: Pods) -> None:
     disk = pods.home / "disk"
     with small_mount(disk, 256 << 10) as mounted:
         if not mounted:
             pytest.skip("cannot mount here")
         config = disk / "config.toml"
         pods.stored(files={config: "lr = 1\n" * 1000}, command=f'["/bin/true", "{config}"]')
-        config.write_text("mine\n")
         with (disk / "full").open("wb", buffering=0) as full, contextlib.suppress(OSError):
             while True:
                 full.write(bytes(4096))
-        said = pods.place("--trust", "--existing", "replace", code=69)
+        said = pods.place("--trust", code=69)
         assert f"podwatch cannot write a file of the run: No space left on device ({config})" in said
-        assert config.read_text() == "mine\n"
-        assert sorted(p.name for p in disk.iterdir()) == ["config.toml", "full"]
+        assert [p.name for p in disk.iterdir()] == ["full"]
 
 
 @pytest.mark.parametrize("link", ["file", "directory", "dangling"])
@@ -352,20 +306,20 @@ def test_a_path_that_is_none_voids_the_record(pods: Pods, path: str) -> None:
     assert pods.untouched()
 
 
-def test_files_elsewhere_by_explicit_choice(pods: Pods, tmp_path_factory) -> None:
-    other = tmp_path_factory.mktemp("elsewhere")
+def test_a_file_elsewhere_is_for_the_operator_to_bring(pods: Pods, tmp_path_factory) -> None:
+    other = tmp_path_factory.mktemp("elsewhere") / "config.toml"
     pods.stored()
-    pods.rewrite(path=str(other / "a" / "config.toml"))
+    pods.rewrite(path=str(other))
     said = pods.place("--trust", code=78)
     assert f"it is outside {pods.etc}" in said
-    pods.place("--trust", "--allow", str(other))
-    assert (other / "a" / "config.toml").read_text() == "lr = 1\n"
+    other.write_text("lr = 1\n")
+    pods.place("--trust")
 
 
 def test_contents_that_are_not_what_the_record_names(pods: Pods) -> None:
     pods.stored()
     (stored,) = pods.record().parent.glob("*-config.toml")
-    LocalStore(pods.store_dir, writer_id="x").put_bytes(f"{pods.keys.artefacts('config')}{stored.name}", b"lr = 2\n")
+    DirectoryObjects(pods.store_dir).put(f"{pods.keys.evidence('config')}{stored.name}", b"lr = 2\n")
     assert "not what the record names" in pods.place("--trust", code=69)
     assert pods.untouched()
 
@@ -386,22 +340,19 @@ def test_what_the_image_or_the_operator_must_bring(pods: Pods) -> None:
 
 def test_another_store_or_run_in_the_configuration(pods: Pods) -> None:
     pods.stored()
-    config = pods.store_dir / pods.keys.artefacts("config")
-    copied = Keys("copy")
+    config = pods.store_dir / pods.keys.evidence("config")
+    copied = RunKeys("copy")
     for path in [p for p in config.iterdir() if p.is_file() and not p.name.startswith(".")]:
         data = path.read_bytes().replace(b'"run_id": "r"', b'"run_id": "copy"')
-        LocalStore(pods.store_dir, writer_id="x").put_bytes(f"{copied.artefacts('config')}{path.name}", data)
+        DirectoryObjects(pods.store_dir).put(f"{copied.evidence('config')}{path.name}", data)
     done = pods.machine.podwatch("bootstrap", pods.url, "copy", "--trust", "--no-start", "--dir", str(pods.etc))
     assert done.returncode == 78
-    assert "podwatch.toml is of run r: pass --set run_id=copy" in done.stderr
+    assert "podwatch.toml is of run r: " in done.stderr
     other = pods.home / "second"
     pods.store_dir.rename(other)
     done = pods.machine.podwatch("bootstrap", f"file://{other}", "r", "--trust", "--no-start", "--dir", str(pods.etc))
     assert done.returncode == 78
-    assert f"--set sync.store=file://{other}" in done.stderr
-    done = pods.machine.podwatch("bootstrap", f"file://{other}", "r", "--trust", "--no-start", "--dir", str(pods.etc),
-                                 "--set", f"sync.store=file://{other}")  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert f"podwatch.toml names {pods.url}: bootstrap from that" in done.stderr
 
 
 def test_a_run_that_stored_nothing(pods: Pods) -> None:
@@ -428,24 +379,25 @@ def test_a_second_call_continues_with_what_is_here(pods: Pods) -> None:
     said = pods.place("--digest", digest[1])
     assert "the store holds a newer start of this run; this pod continues" in said
     assert pods.config.read_text() == mine
-    (line,) = (text for text in said.splitlines() if "take the stored ones" in text)
-    done = pods.machine.podwatch(*shlex.split(line.partition("ones: ")[2].rstrip(")"))[1:], "--no-start")
-    assert done.returncode == 0, done.stderr
+    pods.config.unlink()
+    (pods.etc / "bootstrap-r.json").unlink()
+    pods.place("--trust")
     assert pods.config.read_text() == "stored later\n"
 
     pods.store_dir.rename(pods.home / "away")
     assert "continues with the files that are on this pod" in pods.place("--trust")
+    pods.store_dir.write_text("not a store")  # that it is away would be waited for
     pods.place("--digest", "0" * 64, code=69)
 
 
 def test_a_key_that_can_only_read(pods: Pods, tmp_path: Path) -> None:
-    from podwatch.stores.credentials import Credentials
-    from podwatch.stores.open_store import open_store
+    from podwatch.store.objects.b2 import B2Access
+    from podwatch.store.objects.open import open_objects
 
     with B2Server(tmp_path / "b2") as server:
         server.add_key("readonly00001", "its-secret-value", capabilities=["listBuckets", "listFiles", "readFiles"])
         pods.url = f"b2://{BUCKET}"
-        store = open_store(pods.url, Credentials(KEY_ID, KEY, server.url), writer_id="a")
+        store = open_objects(pods.url, B2Access(KEY_ID, KEY, server.url))
         pods.stored(store)
         store.close()
         read = {"B2_APPLICATION_KEY_ID": "readonly00001", "B2_APPLICATION_KEY": "its-secret-value"}

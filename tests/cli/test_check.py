@@ -19,18 +19,21 @@ import pytest
 
 from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.trainers import make_layout
-from podwatch.cli.check import examine, machine, other_programs, training_command
-from podwatch.cli.check.machine import Gpu, gpus
-from podwatch.cli.check.report import Line, sets_of
-from podwatch.cli.check.store import _clock, measure, verdict
+from podwatch.cli import detect_machine
+from podwatch.cli.check import before_a_start, examine, machine, training_command
+from podwatch.cli.check.machine import gpus
+from podwatch.cli.check.report import Line, failed, sets_of
+from podwatch.cli.check.store import _clock, measure, store, verdict
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths_and_run_lock import workspace_of
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import Pause
-from podwatch.journal import Journal
+from podwatch.domain.snapshot import GpuSample
 from podwatch.recovery.run_file import RunFile
-from podwatch.stores.local import LocalStore
+from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import identify
+from tests.support.b2server import BUCKET, B2Server
 
 GIB = 1 << 30
 
@@ -77,16 +80,6 @@ def test_the_program_is_looked_for_on_the_path_that_training_will_have(
     assert str(mine) in refused["fail"]
     program(theirs, "uv")
     assert f"{theirs}/uv" in level(training_command.command(made(tmp_path, trainer={"env_file": secrets})))["ok"]
-    # A script that starts prime-rl may need uv as well, though nothing says so; a command without it need not.
-    script = ["sh", "train.sh"]
-    lacking = level(
-        training_command.command(made(tmp_path, trainer={"command": script, "env": {"PATH": "/usr/bin:/bin"}}))
-    )
-    assert "uv not found" in lacking["warn"]
-    assert "fail" not in lacking
-    new = [sys.executable, "rl", "--run.name", "one"]
-    settings = made(tmp_path, trainer={"command": new, "env": {"PATH": "/usr/bin:/bin"}})
-    assert level(training_command.command(settings), "uv") == {}
     unknown = level(training_command.command(made(tmp_path, trainer={"user": "nobody-of-that-name"})))
     assert "user nobody-of-that-name not found" in unknown["fail"]
 
@@ -121,27 +114,8 @@ def test_a_wandb_key_or_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [x.level for x in lines] == ["ok"]
     assert "0123456789abcdef" not in str(lines)
     assert "offline" in level(training_command.keys(made(tmp_path, trainer={"env": {"WANDB_MODE": "offline"}})))["ok"]
-    (tmp_path / "rl.toml").write_text("[wandb]\noffline = true\n")
-    for command in (["rl", "@", str(tmp_path / "rl.toml")], ["rl", "--wandb.offline"], ["rl", "--wandb.offline=True"]):
-        assert "offline" in level(training_command.keys(made(tmp_path, trainer={"command": command})))["ok"]
-    said_no = ["rl", "--wandb.offline", "False"]
-    assert "no W&B key" in level(training_command.keys(made(tmp_path, trainer={"command": said_no})))["warn"]
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
     assert "key found" in level(training_command.keys(made(tmp_path)))["ok"]
-    both = level(training_command.keys(made(tmp_path, trainer={"env": {"WANDB_RUN_ID": "x"}})))
-    assert "both would use this id" in both["warn"]
-
-
-def test_settings_of_vllm_that_blind_podwatch(tmp_path: Path) -> None:
-    (tmp_path / ".venv/lib/python3.12/site-packages/vllm-0.12.0.dist-info").mkdir(parents=True)
-    assert "vLLM 0.12.0" in level(training_command.vllm(made(tmp_path)))["ok"]
-    env = {
-        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1",
-        "VLLM_PROCESS_NAME_PREFIX": "X",
-        "VLLM_ENGINE_READY_TIMEOUT_S": "9000",
-    }
-    warned = level(training_command.vllm(made(tmp_path, trainer={"env": env})))["warn"]
-    assert all(name in warned for name in env)
 
 
 def test_the_resume_command_is_tried_before_the_night(tmp_path: Path) -> None:
@@ -176,8 +150,11 @@ def test_packages_shared_with_the_trainer(tmp_path: Path) -> None:
 
 def test_foreign_memory_on_a_gpu_is_found_before_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The NVML stand-in has tests of its own; here it is the judgement."""
-    cards = [Gpu(0, "H200", 60 * GIB, 140 * GIB), Gpu(1, "H200", GIB // 2, 140 * GIB)]
-    monkeypatch.setattr(machine, "read_gpus", lambda: cards)
+    used = {0: 60 * GIB, 1: GIB // 2}
+    cards = [
+        GpuSample(n, f"GPU-{n}", "H200", memory_used_bytes=use, memory_total_bytes=140 * GIB) for n, use in used.items()
+    ]
+    monkeypatch.setattr(detect_machine, "read_gpus", lambda: cards)
     settings = made(tmp_path, gpu={"inference": [0], "trainer": [1]})
     found = level(gpus(settings, ""))
     assert "GPU 0" in found["fail"]
@@ -252,13 +229,13 @@ def test_the_file_limit_of_the_running_tree_is_read(tmp_path: Path, monkeypatch:
 
 def test_processes_of_an_earlier_start_are_named(tmp_path: Path) -> None:
     settings = made(tmp_path, run_id=f"r{os.getpid()}")
-    assert "no process" in level(other_programs.leftovers(settings, ""))["ok"]
+    assert "no process" in level(before_a_start.leftovers(settings, ""))["ok"]
     environ = {**os.environ, "PODWATCH_START_ID": "s1", "PODWATCH_RUN": settings.run_id}
     with subprocess.Popen(["sleep", "50"], env=environ) as process:
         try:
             deadline = time.monotonic() + 60
             while (
-                "fail" not in (found := level(other_programs.leftovers(settings, ""))) and time.monotonic() < deadline
+                "fail" not in (found := level(before_a_start.leftovers(settings, ""))) and time.monotonic() < deadline
             ):
                 time.sleep(0.02)  # between fork and exec it has our environment
             assert f"{process.pid} sleep" in found["fail"]
@@ -268,43 +245,73 @@ def test_processes_of_an_earlier_start_are_named(tmp_path: Path) -> None:
 
 def test_what_is_ahead_of_the_newest_complete_step(tmp_path: Path) -> None:
     settings = made(tmp_path)
-    assert "no files are ahead" in level(other_programs.ahead(settings, "", sets_of(settings)))["ok"]
+    assert "no files are ahead" in level(before_a_start.ahead(settings, "", sets_of(settings)))["ok"]
     orphan = tmp_path / "outputs/run_default/checkpoints/step_15/orchestrator"
     orphan.mkdir(parents=True)
     (orphan / "progress.pt").write_bytes(b"x")
-    found = level(other_programs.ahead(settings, "", sets_of(settings)))
+    found = level(before_a_start.ahead(settings, "", sets_of(settings)))
     assert "ahead of a fresh start" in found["warn"]
     assert "run_default" in found["warn"]
-    assert "warn" not in level(other_programs.ahead(settings, "training is running", sets_of(settings))), (
+    assert "warn" not in level(before_a_start.ahead(settings, "training is running", sets_of(settings))), (
         "normal while it runs"
     )
     assert orphan.exists()
 
 
-def test_a_pause_shows_and_with_verbose_what_was_learned(tmp_path: Path) -> None:
+def test_a_pause_shows(tmp_path: Path) -> None:
     settings = made(tmp_path)
-    assert not list(other_programs.remembered(settings, True))
+    assert not list(before_a_start.paused(settings))
     (tmp_path / "state/r").mkdir(parents=True)
-    journal = Journal.open(tmp_path / "state/r/journal.sqlite")
-    journal.learn("learned", {"step_seconds": [180.0], "startups": []})
-    journal.close()
     file = RunFile(tmp_path / "state/r", workspace_of(settings), "r", SystemClock())
     file.edit_now(lambda run: replace(run, pause=Pause(time.time(), None, "root", "new driver")))
     file.close()
-    assert "new driver" in level(other_programs.remembered(settings, False))["warn"]
-    shown = level(other_programs.remembered(settings, True))["ok"]
-    assert "step_seconds: [180.0]" in shown
-    assert "startups" not in shown
+    assert "new driver" in level(before_a_start.paused(settings))["warn"]
 
 
 # -- the store
 
 
+def of_store(root: Path, url: str) -> dict[str, str]:
+    """What is said of the store, also where it ends in an error."""
+    lines: list[Line] = []
+    try:
+        lines += store(made(root, sync={"store": url}), False, lambda: ())
+    except PodwatchError as error:
+        lines.append(failed("store", error))
+    return level(iter(lines), "store")
+
+
+def test_a_store_is_tried_out_and_says_which_wrong_hash_it_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT"):
+        monkeypatch.delenv(name, raising=False)
+    assert "NOT BACKED UP" in of_store(tmp_path, "")["warn"]
+    assert "no credentials" in of_store(tmp_path, f"b2://{BUCKET}")["fail"]
+    monkeypatch.setenv("B2_APPLICATION_KEY_ID", "half-of-it")
+    assert "half of the store's key" in of_store(tmp_path, f"b2://{BUCKET}")["fail"]
+    with B2Server(tmp_path / "b2") as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        found = of_store(tmp_path, f"b2://{BUCKET}/prefix")
+        assert "it refuses data with a wrong SHA-1" in found["ok"]
+        assert found.keys() == {"ok"}
+        assert not server.versions("prefix/"), "nothing is left"
+        monkeypatch.setenv("B2_APPLICATION_KEY", "another-key")
+        assert "refuses the key" in of_store(tmp_path, f"b2://{BUCKET}")["fail"]
+
+
+def test_a_directory_as_a_store(tmp_path: Path) -> None:
+    assert "is on the filesystem of output_dir" in of_store(tmp_path, f"file://{tmp_path}/store")["fail"]
+    absent = of_store(tmp_path, "file:///dev/shm/not-mounted/store")
+    assert "does not exist" in absent["fail"]
+    assert "mounted" in absent["fail"]
+
+
 def test_throughput_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "store", writer_id="check")
-    assert measure(store, "r/podwatch/check/") > 1_000_000
-    assert not list(store.list(""))
-    assert not [p for p in (tmp_path / "store").rglob("*") if p.is_file() and p.stat().st_size > 4096]
+    objects = DirectoryObjects(tmp_path / "store")
+    assert measure(objects, "r/podwatch/tmp/") > 1_000_000
+    assert not [p for p in (tmp_path / "store").rglob("*") if p.is_file()]
 
 
 def test_what_a_slow_line_means() -> None:

@@ -8,15 +8,16 @@ import pytest
 
 from podwatch.cli.checkpoints import table
 from podwatch.daemon import held_back_findings
-from podwatch.domain.run import EarlierSave, Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.journal.journal import Journal
 from podwatch.policy.implausible_steps import StepEvidence
 from podwatch.policy.second_writer import Span
 from tests.cli.test_restore import (
+    shelf,  # noqa: F401 - a fixture
     stored,  # noqa: F401 - a fixture
     write_config,
 )
+from tests.support import starts
 
 
 def test_deep_compares_every_byte_and_says_when_it_cannot(stored):  # noqa: F811
@@ -42,7 +43,7 @@ def test_deep_compares_every_byte_and_says_when_it_cannot(stored):  # noqa: F811
     result = machine.podwatch("checkpoints", "verify", "--deep", "--json", "-c", config)
     (found,) = json.loads(result.stdout)["steps"]
     assert (result.returncode, found["compared"]) == (0, False)
-    assert "no manifest of this save" in found["notes"][-1]
+    assert "no save with these files" in found["notes"][-1]
 
 
 def test_stored_sets_and_pins_without_a_daemon(stored):  # noqa: F811
@@ -74,15 +75,16 @@ def held_back(machine, config):
 @pytest.fixture
 def branched(machine):
     """Steps 100 to 120 on this pod; training has left 110 and 120 behind. Returns (output, config, run.json)."""
+    (machine.directory / "store").mkdir()
     output = machine.directory / "out"
     for step in (100, 110, 120):
         (output / f"step_{step}").mkdir(parents=True)
         (output / f"step_{step}" / "model.bin").write_bytes(os.urandom(5000))
     config = write_config(machine.directory / "podwatch.toml", output, machine.directory / "store")
-    left = tuple(EarlierSave(step, "", time.time(), "old") for step in (110, 120))
     record = machine.directory / "state" / "r" / "run.json"
     record.parent.mkdir(parents=True)
-    record.write_bytes(RunState("r", lineage=Lineage("new", "old", 100), earlier=left).to_bytes())
+    left = starts.branched(starts.guarded("old"), "new", 100, wall=time.time())
+    record.write_bytes(RunState("r", starts=left).to_bytes())
     return output, config, record
 
 
@@ -115,7 +117,7 @@ def test_a_record_that_cannot_be_read_is_named_and_stays(machine, branched):
 
 def test_what_the_journal_holds_back_is_known_without_a_daemon(machine, branched):
     output, config, record = branched
-    record.write_bytes(RunState("r", lineage=Lineage("new")).to_bytes())
+    record.write_bytes(RunState("r", starts=starts.guarded("new")).to_bytes())
     now = time.time()
     state = machine.directory / "state" / "r"
     journal = Journal.open(state / "journal.sqlite")

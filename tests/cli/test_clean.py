@@ -22,7 +22,7 @@ from tests.blackbox.conftest import make_rig, nvml_library, rig  # noqa: F401 - 
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
 from tests.support import warm
 from tests.support.asking import running, status
-from tests.support.recovery_world import Podwatch, Store, World
+from tests.support.recovery_world import Podwatch, Store, World, stored
 from tests.support.rig import Rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -78,8 +78,9 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
     assert "2 entries moved to quarantine 1 (`podwatch quarantine return 1`" in done.stdout
     assert not list(output.iterdir())
     record = json.loads((tmp_path / "state/r/run.json").read_text())
-    assert record["lineage"]["parent"]
-    assert record["lineage"]["parent_step"] is None
+    assert [start["by"] for start in record["starts"]] == ["guard", "clean"]
+    assert record["starts"][-1]["branch"] != record["starts"][0]["branch"]
+    assert record["starts"][-1]["from_step"] is None
     journal = Journal.open(tmp_path / "state/r/journal.sqlite", read_only=True)
     assert [e.name for e in journal.events()] == ["quarantined"]
     assert not journal.open_intents()
@@ -93,7 +94,6 @@ def test_without_a_daemon_everything_is_set_aside_and_comes_back(tmp_path: Path)
 
 async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: World) -> None:  # noqa: F811
     """Also where nothing was ever started here: sets from before podwatch, and a store that knows the run."""
-    from podwatch.domain.stored_checkpoint import StoredSave
     from podwatch.recovery import Phase
     from podwatch.recovery.clean import clean_alone
 
@@ -104,7 +104,7 @@ async def test_what_the_store_holds_of_the_old_line_is_not_fetched_again(world: 
     await first.leave()
     assert cleaned.number == 1
     assert cleaned.starts
-    heir = Podwatch(world, restore=Store(world, StoredSave(12, "s", "old-line", 3)))
+    heir = Podwatch(world, restore=Store(world, stored(12, "s", "old-line", 3)))
     await heir.recovery.begin()
     await heir.until(Phase.CONFIRMING)
     assert world.plans[-1].step is None
@@ -121,8 +121,8 @@ async def test_the_record_of_another_run_is_replaced(world: World) -> None:  # n
     first = Podwatch(world)
     cleaned = await clean_alone(first.recovery)
     recorded = first.recorded()
-    assert (cleaned.number, recorded.run_id, recorded.adopted) == (None, "r1", False)
-    assert recorded.first_seen_wall == world.clock.wall(), "what is older is not this run's"
+    assert (cleaned.number, recorded.run_id, recorded.adopted) == (None, "r1", "")
+    assert recorded.guarded_since == world.clock.wall(), "what is older is not this run's"
     assert recorded.lineage.id
     await first.leave()
     heir = Podwatch(world)

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -30,8 +29,35 @@ def configure(machine, *, extra: str = "") -> str:
 def test_version_and_help(machine):
     assert machine.podwatch("--version").stdout.startswith("podwatch 0.")
     help_text = machine.podwatch("--help").stdout
+    daily, _, more = help_text.partition("\nMore commands:\n")
+    daily = daily.partition("\nEvery day:\n")[2]
+    assert len(re.findall(r"(?m)^  [a-z]", daily)) == 10
     for command in ("run", "status", "restart", "stop-training", "check", "events"):
-        assert f"\n  {command} " in help_text
+        assert f"\n  {command} " in f"\n{daily}"
+    for command in ("unpause", "store", "config", "controller"):
+        assert f"\n  {command} " in f"\n{more}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("statsu", "`podwatch status`"),
+        ("stop", "`podwatch stop-training`"),
+        ("wait", "`podwatch stop-training --wait`"),
+        ("verify", "`podwatch checkpoints verify` or `podwatch store verify`"),
+        ("runs lst", "`podwatch runs list`"),
+        ("check --throughputs", "--throughput"),
+    ],
+)
+def test_a_wrong_word_names_the_right_one(machine, wrong, meant):
+    result = machine.podwatch(*wrong.split())
+    assert result.returncode == 64
+    assert "Did you mean" in result.stderr
+    assert meant in result.stderr
+
+
+def test_a_word_that_resembles_nothing_points_to_the_list(machine):
+    assert "`podwatch --help`" in machine.podwatch("frobnicate").stderr
 
 
 @pytest.mark.parametrize(
@@ -196,7 +222,7 @@ def test_logs_print_the_end_and_follow_a_rotation(machine):
     log.write_text("".join(f"line {n}\n" for n in range(200)))
     run = machine.runtime / "r"
     run.mkdir()
-    from podwatch.client.find_daemon import Endpoint, write_document, write_endpoint
+    from podwatch.system.endpoint import Endpoint, write_document, write_endpoint
 
     write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time()))
     write_document(run / "status.json", {"training": {"log_path": str(log)}})
@@ -238,18 +264,6 @@ def test_check_without_a_configuration_is_78(machine):
     result = machine.podwatch("check", "-c", "/nowhere.toml")
     assert result.returncode == 78
     assert result.stdout.startswith("fail  config")
-
-
-def test_nodes_with_disks_of_their_own_are_refused_with_the_reason(machine):
-    config = machine.directory / "nodes.toml"
-    config.write_text(Path(configure(machine)).read_text() + '\n[nodes]\ndisks = "local"\n')
-    config.chmod(0o600)
-    for command in (("check",), ("run", "--job")):
-        result = machine.podwatch(*command, "-c", str(config))
-        said = " ".join((result.stdout + result.stderr).split())
-        assert result.returncode == 78, said
-        assert 'nodes.disks = "local" is not supported' in said
-        assert "must share the file system that holds trainer.output_dir" in said
 
 
 def test_check_lists_every_problem_of_the_configuration(machine):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from podwatch.config.settings import Policies
-from podwatch.detection.base import Look
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import Progress
+from podwatch.detection import rules
+from podwatch.detection.rules import Rule
+from podwatch.domain.finding import FindingKind
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
 from podwatch.reporting.deliver_notices import NotSent
@@ -45,8 +45,8 @@ def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
     assert len(pairs) > 15
     for name, file in pairs:
         assert re.search(rf"\b{name}\b", file_of(file).read_text()), (name, file)
-    for name in ("parse_store_url", "open_store", "load"):
-        assert f"def {name}(" in file_of("stores/open_store.py").read_text()
+    for name in ("parse_url", "open_objects"):
+        assert f"def {name}(" in file_of("store/objects/open.py").read_text()
 
 
 @pytest.fixture
@@ -71,13 +71,18 @@ def test_the_layout(example: Any) -> None:
     assert Roles((kind.processes,)).classify("shelf", "shelf --resume x") is ProcessRole.TRAINER
 
 
-def test_the_detector(example: Any) -> None:
-    detector = example("crowded").DETECTOR
-    state, found = detector.initial(), []
+def test_the_detector_is_one_function_and_one_line(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = example("crowded")
+    assert [name for name, value in vars(module).items() if getattr(value, "__module__", "") == "crowded"] == [
+        "crowded"
+    ]
+    line = Rule("crowded", module.crowded, (FindingKind.SHM_LOW,))
+    monkeypatch.setattr(rules, "RULES", (*(rule for rule in rules.RULES if rule.name == "hang"), line))
+    state, found = rules.initial(Policies()), []
     for at in (0.0, 30.0, 60.0, 90.0):
         host = observed(HostSample(100, 50, shm_total_bytes=10, shm_used_bytes=10 if at < 90 else 9), at)
-        turn = detector.advance(state, Look(Snapshot(at, at, host=host), Progress(), Learned(), Policies()))
-        state, found = turn.state, [*found, [f.key for f in turn.findings]]
+        state, findings = rules.advance(state, Snapshot(at, at, host=host), Policies())
+        found.append([f.key for f in findings])
     assert found == [[], [], ["shm-low"], []]
 
 

@@ -174,6 +174,24 @@ def test_a_key_that_the_trainer_s_environment_file_has_is_enough(root: Path, mon
     assert planned_key(root, monkeypatch, text) == install_plan.Key()
 
 
+def test_credentials_that_aws_tools_find_are_enough(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = STORE.replace("b2://", "s3://")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(root / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(root / "credentials"))
+    assert planned_key(root, monkeypatch, text).missing
+    shell = {"AWS_ACCESS_KEY_ID": "AKID-1234567", "AWS_SECRET_ACCESS_KEY": "one-two-three"}
+    assert set(planned_key(root, monkeypatch, text, **shell).names) == set(shell)
+    keys = "[default]\naws_access_key_id = AKID-default\naws_secret_access_key = default-secret\n"
+    (root / "credentials").write_text(keys)
+    (root / "credentials").chmod(0o600)
+    assert planned_key(root, monkeypatch, text) == install_plan.Key()
+    (root / "credentials").unlink()
+    assert planned_key(root, monkeypatch, text + 's3_profile = "lab"\n') == install_plan.Key()
+
+
 @needs_root
 def test_commands_that_are_typed_find_the_key_of_the_run_s_service(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemd_service, "ETC", root)
@@ -184,12 +202,12 @@ def test_commands_that_are_typed_find_the_key_of_the_run_s_service(root: Path, m
     settings = load_settings(root / "podwatch.toml", environ={}).settings
     (root / "podwatch.env").write_text("".join(f"{name}={value}\n" for name, value in KEY.items()))
     (root / "podwatch.env").chmod(0o600)
-    assert offline.credentials(settings) is None, "a file of no service"
+    assert offline.store_access(settings) is None, "a file of no service"
     made.service.dropin.parent.mkdir(parents=True)
     made.service.dropin.write_text(made.files[1][1].replace("# Run: r\n", "# Run: another\n"))
-    assert offline.credentials(settings) is None, "the key of another run"
+    assert offline.store_access(settings) is None, "the key of another run"
     made.service.dropin.write_text(made.files[1][1])
-    found = offline.credentials(settings)
+    found = offline.store_access(settings)
     assert found is not None
     assert (found.key_id, found.key) == tuple(KEY.values())
 
@@ -231,24 +249,6 @@ def test_the_drop_in_names_its_run_and_configuration(root: Path, monkeypatch: py
 # -- without systemd
 
 
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
-        ({"VAST_CONTAINERLABEL": "C.1"}, "the on-start script of the instance (Vast)"),
-        ({"RUNPOD_POD_ID": "abc"}, "the container start command of the pod (RunPod)"),
-        ({}, "your provider's on-start script"),
-    ],
-)
-def test_a_container_gets_the_line_for_its_start_command(environ: dict[str, str], place: str) -> None:
-    text = "\n".join(systemd_service.instead_of_a_service(environ, ["/opt/podwatch/bin/podwatch"], "", "bash"))
-    assert place in text
-    assert "/opt/podwatch/bin/podwatch config init" in text
-    known = "\n".join(systemd_service.instead_of_a_service(environ, ["podwatch"], "/root/podwatch.toml", "bash"))
-    assert "config init" not in known
-    assert known.count("podwatch -c /root/podwatch.toml run --detach") == 2
-    assert "process 1" in systemd_service.instead_of_a_service(environ, ["podwatch"], "", "podwatch")[0]
-
-
 @pytest.mark.skipif(systemd_service.BOOTED.is_dir(), reason="systemd runs here")
 def test_without_systemd_there_are_two_other_ways(machine) -> None:
     done = machine.podwatch("install")
@@ -256,7 +256,7 @@ def test_without_systemd_there_are_two_other_ways(machine) -> None:
     assert done.stderr.count("\n") == 1
     assert "systemd does not run here" in done.stderr
     assert "run --detach" in done.stderr
-    assert "podwatch config init" in done.stdout, "the way without systemd, line by line"
+    assert "process 1" in done.stderr
 
 
 @needs_root

@@ -10,8 +10,9 @@ from podwatch.cli.common import Where
 from podwatch.cli.job_assumptions import Given, assume
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import UsageError
+from podwatch.domain.snapshot import GpuSample
 
-GPUS = (detect_machine.Gpu(0, "H100", 0, 1, "GPU-a"), detect_machine.Gpu(1, "H100", 0, 1, "GPU-b"))
+GPUS = (GpuSample(0, "GPU-a", "H100"), GpuSample(1, "GPU-b", "H100"))
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.client.status_screen import render
-from podwatch.client.terminal_text import fit, repaint
 from podwatch.reporting.status import build_status
+from podwatch.reporting.status_screen import render
+from podwatch.reporting.terminal_text import fit, repaint
 from tests.reporting import views
 from tests.support.ptys import Screen
 

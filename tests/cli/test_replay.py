@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.root import cli
-from podwatch.detection.run_detectors import advance, initial
+from podwatch.detection.rules import advance, initial
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.snapshot import Snapshot
 from podwatch.recording.format import Header, SegmentWriter, write_recording
@@ -61,7 +61,7 @@ def document(*arguments: object) -> dict[str, object]:
 
 
 def died(found: dict[str, object]) -> list[float]:
-    from podwatch.client.times_and_sizes import from_rfc3339
+    from podwatch.domain.times import from_rfc3339
 
     times = [from_rfc3339(t) for t in found["would_restart_at"]]  # type: ignore[attr-defined]
     return [t - WALL - BEGIN for t in times if t is not None]

@@ -5,87 +5,46 @@ import os
 
 import pytest
 
-from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.trainers import make_layout
-from podwatch.client.find_daemon import own_endpoint, write_endpoint
-from podwatch.config.settings import Settings
-from podwatch.domain.manifest import Keys, Manifest, ManifestFile, Pointer, sha1_hex
 from podwatch.domain.run_state import RunState
-from podwatch.stores.local import LocalStore
-from podwatch.system.clock import SystemClock
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.directory import DirectoryObjects
+from podwatch.system.endpoint import own_endpoint, write_endpoint
 from podwatch.system.own_directories import Workspace
-from tests.support.put_file import put_file
+from tests.support.stored_save import Shelf
 
 pytestmark = pytest.mark.slow
 
 PART_SIZE = 5_000_000
 
 
-def settings_of(output, store):
-    return {
-        "run_id": "r",
-        "state_dir": str(output.parent / "state"),
-        "trainer": {"layout": "custom", "output_dir": str(output), "command": ["python", "train.py"]},
-        "checkpoints": {"custom": {"step_dir": "step_{step}", "required": ["model.bin"]}},
-        "sync": {"store": f"file://{store}"},
-    }
-
-
 def write_config(path, output, store, run_id="r"):
     path.write_text(
         f'run_id = "{run_id}"\nstate_dir = "{output.parent}/state"\n[trainer]\nlayout = "custom"\n'
         f'output_dir = "{output}"\ncommand = ["python", "train.py"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\n'
-        f'required = ["model.bin"]\n[checkpoints]\nsettle_weak = 0\n[sync]\nstore = "file://{store}"\n'
+        f'required = ["model.bin"]\n[sync]\nstore = "file://{store}"\n'
     )
     path.chmod(0o600)
     return str(path)
 
 
 @pytest.fixture
-def stored(machine):
-    """Step 40 in a local store, as another pod would have left it; returns (machine, output, config, bytes)."""
-    store_path, source = machine.directory / "store", machine.directory / "elsewhere" / "out"
-    body = os.urandom(PART_SIZE + 1000)
-    (source / "step_40").mkdir(parents=True)
-    (source / "step_40" / "model.bin").write_bytes(body)
-    store_path.mkdir()
-    catalogue = Catalogue(
-        make_layout(Settings.model_validate(settings_of(source, store_path))), SystemClock(), settle=0, settle_weak=0
+def shelf(machine) -> Shelf:
+    """Of the store of run r."""
+    (machine.directory / "store").mkdir()
+    return Shelf(
+        lambda: DirectoryObjects(machine.directory / "store"), RunKeys("r"), lineage="line", piece_size=PART_SIZE
     )
-    catalogue.rescan()
-    (found,) = catalogue.rescan()
-    store, keys, files = LocalStore(store_path, writer_id="w"), Keys("r"), []
-    for entry in catalogue.contents(40).files:
-        name = f"{entry.part}/{entry.path}"
-        with (source / "step_40" / entry.path).open("rb") as file:
-            put = put_file(store, keys.data(40, found.save_id, name), file, entry.size, part_size=PART_SIZE)
-        files.append(
-            ManifestFile(name, entry.part, entry.size, entry.mtime_ns, 0o644, put.key, put.file_id, put.parts_sha1)
-        )
-    now = "2026-01-31T03:00:00Z"
-    manifest = Manifest(
-        "r",
-        "line",
-        40,
-        found.save_id,
-        "custom",
-        now,
-        "w",
-        PART_SIZE,
-        len(body),
-        tuple(files),
-        train_command=("rm", "-rf"),
-    )
-    data = manifest.to_bytes()
-    key = keys.manifest(40, found.save_id)
-    store.put_bytes(key, data)
-    pointer = Pointer(
-        1, 1, "r", "line", 40, "w", now, found.save_id, key, "", sha1_hex(data), len(data), len(body), "custom"
-    )
-    store.put_bytes(keys.latest, pointer.to_bytes())
-    store.close()
+
+
+@pytest.fixture
+def stored(machine, shelf):
+    """Step 40 in a directory, as another pod would have left it; returns (machine, output, config, bytes)."""
+    body, source = os.urandom(PART_SIZE + 1000), machine.directory / "elsewhere"
+    source.mkdir()
+    (source / "model.bin").write_bytes(body)
+    shelf.save(40, {"checkpoint": source}, train_command=("rm", "-rf"))
     output = machine.directory / "pod" / "outputs"
-    return machine, output, write_config(machine.directory / "podwatch.toml", output, store_path), body
+    return machine, output, write_config(machine.directory / "podwatch.toml", output, machine.directory / "store"), body
 
 
 def test_onto_a_fresh_pod(stored):
@@ -96,7 +55,7 @@ def test_onto_a_fresh_pod(stored):
     assert "training command: rm -rf" in result.stdout
     assert (output / "step_40" / "model.bin").read_bytes() == body
     record = json.loads((machine.directory / "pod" / "state" / "r" / "run.json").read_text())
-    assert (record["run_id"], record["lineage"]["id"]) == ("r", "line")
+    assert (record["run_id"], [start["branch"] for start in record["starts"]]) == ("r", ["line"])
     again = json.loads(machine.podwatch("restore", "-c", config, "--json").stdout)
     assert (again["step"], again["downloaded_bytes"]) == (40, 0)
     sets = json.loads(machine.podwatch("checkpoints", "-c", config, "--json").stdout)["sets"]
@@ -120,9 +79,8 @@ def test_a_step_that_is_not_there(stored):
 
 def test_a_damaged_object_is_not_restored(stored):
     machine, output, config, body = stored
-    (data,) = (machine.directory / "store").rglob("model.bin")
-    data.chmod(0o600)
-    data.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+    (data,) = (machine.directory / "store").rglob("model.bin.piece-00001")
+    data.write_bytes(data.read_bytes()[:-1] + bytes([body[-1] ^ 1]))
     result = machine.podwatch("restore", "-c", config)
     assert result.returncode == 69
     assert not (output / "step_40").exists()
@@ -168,3 +126,38 @@ def test_no_store_is_one_clear_line(machine):
     result = machine.podwatch("restore", "-c", str(config))
     assert result.returncode == 78
     assert "no store is configured" in result.stderr
+
+
+def test_one_that_was_stored_damaged_is_passed_over_unless_it_is_named(stored, shelf):
+    machine, output, config, _ = stored
+    source = machine.directory / "short"
+    source.mkdir()
+    (source / "other.bin").write_bytes(b"x")
+    shelf.save(50, {"checkpoint": source})
+    report = json.loads(machine.podwatch("restore", "-c", config, "--json").stdout)
+    assert (report["step"], report["doubt"], len(report["refused"])) == (40, "", 1)
+    assert "model.bin is missing" in report["refused"][0]
+    assert not (output / "step_50").exists()
+    named = machine.podwatch("restore", "-c", config, "--step", "50")
+    assert named.returncode == 0, named.stderr
+    assert "DAMAGED, restored because you named it" in named.stdout
+    assert (output / "step_50" / "other.bin").read_bytes() == b"x"
+
+
+def test_a_store_that_is_not_mounted_is_no_empty_one(stored):
+    machine, _, config, _ = stored
+    (machine.directory / "store").rename(machine.directory / "away")
+    for words in (("restore",), ("store", "ls"), ("store", "verify")):
+        result = machine.podwatch(*words, "-c", config)
+        assert (result.returncode, result.stderr.count("\n")) == (69, 1), result.stderr
+        assert "does not exist" in result.stderr
+        assert "mounted" in result.stderr
+
+
+def test_ids_of_the_wandb_run_are_known_to_the_pod(stored, shelf):
+    machine, _, config, _ = stored
+    source = machine.directory / "elsewhere"
+    shelf.save(50, {"checkpoint": source}, wandb={"shared": "abc123", "trainer": "--not-an-id"})
+    assert machine.podwatch("restore", "-c", config).returncode == 0
+    record = json.loads((machine.directory / "pod" / "state" / "r" / "run.json").read_text())
+    assert record["wandb"] == {"shared": "abc123"}

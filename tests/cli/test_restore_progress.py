@@ -4,21 +4,21 @@ import sys
 
 import pytest
 
-from podwatch.cli.restore import Showing
+from podwatch.cli.progress import Progress
 from podwatch.domain.errors import RemoteError
 from tests.support.clock import ManualClock
 
 GB = 10**9
 
 
-def play(showing: Showing, clock: ManualClock) -> None:
+def play(progress: Progress, clock: ManualClock) -> None:
     """47 GB at 1 GB/s, reported ten times a second."""
-    with showing:
+    with progress:
         for tenth in range(471):
             clock.now = 1_000.0 + tenth / 10
-            showing.told(tenth * GB // 10, 47 * GB)
+            progress.show(tenth * GB // 10, 47 * GB)
             if tenth == 200:
-                showing.waiting(RemoteError("the store does not answer"), 5.0)
+                progress.waiting(RemoteError("the store does not answer"), 5.0)
 
 
 def test_a_terminal_has_one_line_that_is_rewritten(
@@ -26,7 +26,7 @@ def test_a_terminal_has_one_line_that_is_rewritten(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     clock = ManualClock()
-    play(Showing(clock, quiet=False), clock)
+    play(Progress(clock, quiet=False), clock)
     said = capsys.readouterr()
     assert said.out == ""
     first, waiting, last, end = said.err.split("\n")
@@ -40,12 +40,12 @@ def test_a_terminal_has_one_line_that_is_rewritten(
 
 def test_a_log_has_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock()
-    play(Showing(clock, quiet=False), clock)
+    play(Progress(clock, quiet=False), clock)
     lines = capsys.readouterr().err.splitlines()
     assert lines[1:] == ["30 GB of 47 GB (63 %), 1 GB/s, about 17 s left"]
 
 
 def test_json_output_has_nothing_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
     clock = ManualClock()
-    play(Showing(clock, quiet=True), clock)
+    play(Progress(clock, quiet=True), clock)
     assert capsys.readouterr() == ("", "")

@@ -1,71 +1,69 @@
 """``podwatch runs`` as real processes on a real local store."""
 
 import json
-import time
 
 import pytest
 
 from podwatch.domain.account_document import AccountTotals, MoneyDocument
-from podwatch.domain.lease import Heartbeat
-from podwatch.domain.manifest import Keys
-from podwatch.journal.journal import Journal
-from podwatch.stores.local import LocalStore
+from podwatch.store.keys import RunKeys
 from podwatch.system.files import FileLock
-from tests.cli.test_restore import stored
-from tests.support.past_runs import past_run, tree
+from tests.support.stored_runs import aged, directory_of, past_run, put_beat
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["stored"]
-
-DAY = 86400.0
+PAST = RunKeys("past")
 
 
-def days_ago(machine, days: float) -> LocalStore:
-    return LocalStore(machine.directory / "store", writer_id="w", wall=lambda: time.time() - days * DAY)
+@pytest.fixture
+def config(machine) -> str:
+    path = machine.directory / "podwatch.toml"
+    path.write_text(
+        f'run_id = "r"\nstate_dir = "{machine.directory}/state"\n[trainer]\nlayout = "custom"\noutput_dir = '
+        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\nrequired = '
+        f'["m"]\n[sync]\nstore = "file://{machine.directory}/store"\n'
+    )
+    path.chmod(0o600)
+    return str(path)
 
 
-def test_list(stored):
-    machine, _, config, body = stored
-    past_run(days_ago(machine, 3), Keys("past"), 10, 20)
+@pytest.fixture
+def store(machine):
+    """A run that is three days old, and one of today."""
+    made = directory_of(machine.directory / "store")
+    past_run(made, PAST, 10, 20, 30)
+    aged(made.root, 3)
+    past_run(made, RunKeys("r"), 40)
+    return made
+
+
+def test_list(machine, store, config):
     shown = machine.podwatch("runs", "list", "-c", config)
     assert shown.returncode == 0, shown.stderr
     assert max(len(line) for line in shown.stdout.splitlines()) <= 80
     past, mine = (next(x for x in shown.stdout.splitlines() if x.startswith(n)) for n in ("past", "r "))
-    assert past.split()[:3] == ["past", "20", "2"]
+    assert past.split()[:3] == ["past", "30", "3"]
     assert mine.split()[:3] == ["r", "40", "1"]
     document = json.loads(machine.podwatch("runs", "list", "-c", config, "--json").stdout)
     runs = {r["run_id"]: r for r in document["runs"]}
-    assert (runs["r"]["newest_step"], runs["r"]["saves"], runs["r"]["ours"]) == (40, 1, True)
-    assert runs["r"]["size_bytes"] > len(body)
-
-
-def test_list_and_restore_from_anywhere(stored):
-    machine, _, _, body = stored
-    url, there = f"file://{machine.directory}/store", machine.directory / "there"
+    assert (runs["r"]["newest_step"], runs["r"]["saves"]) == (40, 1)
+    assert runs["r"]["size_bytes"] > 250
+    url = f"file://{machine.directory}/store"
     listed = json.loads(machine.podwatch("runs", "list", "--store", url, "--json").stdout)
-    assert [(r["run_id"], r["newest_step"]) for r in listed["runs"]] == [("r", 40)]
-    before = set(tree(machine.directory))
-    result = machine.podwatch("runs", "restore", "r", "--store", url, "--to", str(there))
-    assert result.returncode == 0, result.stderr
-    assert "restored step 40 of r" in result.stdout
-    assert body in [path.read_bytes() for path in tree(there).values()]
-    made = set(tree(machine.directory)) - before
-    assert all(name.startswith("there/") for name in made), made
-    none = machine.podwatch("runs", "restore", "nothing", "--store", url, "--to", str(there))
-    assert none.returncode == 69
+    assert [(r["run_id"], r["newest_step"]) for r in listed["runs"]] == [("past", 30), ("r", 40)]
     named = machine.podwatch("runs", "show", "nothing", "--store", url)
-    assert f"`podwatch runs show nothing --store {url}`" in none.stderr
     assert f"`podwatch runs list --store {url}`" in named.stderr, "what works without a configuration"
 
 
-def test_archive(stored):
-    machine, output, config, _ = stored
-    keys, store = Keys("past"), days_ago(machine, 3)
-    past_run(store, keys, 10, 20, 30)
-    state = output.parent / "state" / "past"
+def test_a_directory_that_is_not_there_is_no_empty_store(machine, config):
+    for words in (("-c", config), ("--store", f"file://{machine.directory}/nosuch")):
+        done = machine.podwatch("runs", "list", *words)
+        assert (done.returncode, "not found" in done.stderr) == (69, True), done.stderr
+
+
+def test_archive(machine, store, config):
+    state = machine.directory / "state" / "past"
     state.mkdir(parents=True)
-    Journal.open(state / "journal.sqlite").close()
+    folder = store.root / PAST.root / "step_10"
     dry = machine.podwatch("runs", "archive", "past", "--dry-run", "-c", config)
     assert (dry.returncode, dry.stdout.count("would delete")) == (0, 2), dry.stderr
     asked = machine.podwatch("runs", "archive", "past", "-c", config)
@@ -73,39 +71,35 @@ def test_archive(stored):
     with FileLock(state / "guard.lock"):
         guarded = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
     assert (guarded.returncode, "already held by" in guarded.stderr) == (75, True)
-    assert len(list(store.list(keys.step(10)))) == 3
+    assert folder.exists()
     done = json.loads(machine.podwatch("runs", "archive", "past", "--yes", "--json", "-c", config).stdout)
     assert [(s["step"], s["stays"]) for s in done["saves"]] == [(10, False), (20, False), (30, True)]
-    assert not list(store.list(keys.step(10)))
+    assert not folder.exists()
     assert "archived" in machine.podwatch("runs", "list", "-c", config).stdout
     again = machine.podwatch("runs", "archive", "past", "-c", config)
     assert (again.returncode, "nothing to delete" in again.stdout) == (0, True)
 
 
-def test_archive_refuses_what_it_must(stored):
-    machine, _, config, _ = stored
+def test_archive_refuses_what_it_must(machine, store, config):
     nobody = machine.podwatch("runs", "archive", "nosuchrun", "--yes", "-c", config)
-    assert (nobody.returncode, "no latest.json" in nobody.stderr) == (69, True)
+    assert (nobody.returncode, "no pointer" in nobody.stderr) == (69, True)
     strange = machine.podwatch("runs", "archive", "../x", "--yes", "-c", config)
     assert (strange.returncode, "not a valid run id" in strange.stderr) == (64, True)
-    past_run(days_ago(machine, 3), Keys("past"), 10, 20)
-    LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, b"{}")
+    store.put(PAST.heartbeat, b"{}")
     alive = machine.podwatch("runs", "archive", "past", "--yes", "-c", config)
     assert (alive.returncode, "podwatch is active on run" in alive.stderr) == (75, True)
 
 
-def test_a_run_as_a_record(stored):
-    machine, _, config, _ = stored
-    past_run(days_ago(machine, 3), Keys("past"), 10, 20)
+def test_a_run_as_a_record(machine, store, config):
     account = AccountTotals(1_795_132_800.0, 3600.0, money=MoneyDocument(so_far=8.5, currency="EUR"))
-    beat = Heartbeat(outcome="finished", step=20, account=account).to_bytes()
-    LocalStore(machine.directory / "store", writer_id="w").put_bytes(Keys("past").heartbeat, beat)
+    put_beat(store, PAST, outcome="finished", step=20, account=account)
     shown = machine.podwatch("runs", "show", "past", "-c", config)
     assert shown.returncode == 0, shown.stderr
     assert "cost      8.50 EUR" in shown.stdout
-    assert "newest: step 20; 2 steps" in shown.stdout
+    assert "newest: step 30; 3 steps" in shown.stdout
     document = json.loads(machine.podwatch("runs", "show", "past", "--json", "-c", config).stdout)
     assert (document["outcome"], document["step"], document["cost"]) == ("finished", 20, 8.5)
+    assert document["command"] == ["python", "train.py"]
     nobody = machine.podwatch("runs", "show", "nosuchrun", "-c", config)
     assert (nobody.returncode, "holds nothing of run nosuchrun" in nobody.stderr) == (69, True)
     compared = machine.podwatch("runs", "diff", "past", "r", "-c", config)

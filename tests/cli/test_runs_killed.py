@@ -8,26 +8,14 @@ import time
 
 import pytest
 
-from podwatch.domain.manifest import Keys
-from podwatch.policy.store_retention import SUPERSEDED_SECONDS
-from podwatch.stores.b2 import B2Store
-from podwatch.stores.credentials import Credentials
-from podwatch.sync.inventory import inventory
-from podwatch.sync.verify_stored import verify_save
+from podwatch.store.inventory import take_inventory
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.b2 import B2Access, B2Objects
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
-from tests.support.past_runs import past_run
+from tests.support.stored_runs import past_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 """Seconds: each kill is a process of its own, and the gate runs others beside it."""
-
-LATER = f"""
-import sys, time
-real = time.time
-time.time = lambda: real() + {SUPERSEDED_SECONDS + 3600}
-from podwatch.cli.root import cli, run
-run(cli)
-"""
-"""The command, two days after the run ended."""
 
 
 @pytest.fixture
@@ -41,7 +29,6 @@ def config(tmp_path):
     path.write_text(
         f'run_id = "r"\nstate_dir = "{tmp_path}/state"\n[trainer]\nlayout = "custom"\noutput_dir = "{tmp_path}/out"\n'
         f'[checkpoints.custom]\nstep_dir = "s{{step}}"\nrequired = ["model.bin"]\n[sync]\nstore = "b2://{BUCKET}"\n'
-        'part_size = "5MB"\n'
     )
     path.chmod(0o600)
     return str(path)
@@ -49,7 +36,7 @@ def config(tmp_path):
 
 def command(server, tmp_path, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-c", LATER, "runs", *arguments, "-c", config(tmp_path)],
+        [sys.executable, "-m", "podwatch", "runs", *arguments, "-c", config(tmp_path)],
         env=server.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
     )  # fmt: skip
 
@@ -84,18 +71,18 @@ def _quiet(server):
 
 
 def store_of(server):
-    return B2Store(BUCKET, Credentials(KEY_ID, KEY, server.url), writer_id="look")
+    return B2Objects(BUCKET, B2Access(KEY_ID, KEY, server.url))
 
 
 def whole(server, keys):
-    """Every save that a manifest names is there, byte for byte, and no pointer has ever lied."""
+    """Every save with a manifest has each of its objects, with size and hash, and the newest pointer names one."""
     store = store_of(server)
-    saves, problem = inventory(store, keys)
-    assert problem == ""
-    assert all(verify_save(store, save, deep=True) == () for save in saves)
-    assert server.violations() == []
+    found = take_inventory(store, keys)
     store.close()
-    return sorted(save.step for save in saves)
+    assert [save.problem for save in found.saves if save.problem] == []
+    assert found.newest is not None
+    assert found.pointers[0].pointer.save == found.newest.key
+    return sorted(save.step for save in found.saves)
 
 
 def newest_stays(server, keys):
@@ -103,11 +90,15 @@ def newest_stays(server, keys):
 
 
 def test_archive_killed_at_any_moment(bucket, tmp_path):
-    keys = Keys("past")
+    keys = RunKeys("past")
     store = store_of(bucket)
     past_run(store, keys, 10, 20, 30, 40)
+    bucket.admin("clock", ahead=2 * 86400.0)  # the run ended two days ago, by the store's clock
     killed_at_random(bucket, tmp_path, lambda: newest_stays(bucket, keys), "archive", "past", "--yes", kills=3)
     assert whole(bucket, keys) == [40]
-    left = {o.key for o in store.list(keys.root)}
-    assert left == {keys.latest, keys.archive, *(o.key for o in store.list(keys.step(40)))}
+    bucket.admin("clock", ahead=4 * 86400.0)  # what a kill left of a checkpoint goes a day later
+    process = command(bucket, tmp_path, "archive", "past", "--yes")
+    assert (process.communicate(timeout=150), process.returncode)[1] == 0
+    left = {o.key.removeprefix(keys.root).partition("/")[0] for o in store.list(keys.root)}
+    assert left == {"latest.json", "config", "pointers", "step_40"}
     store.close()

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from podwatch.client.find_daemon import Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.reporting.status import build_status
+from podwatch.system.endpoint import Endpoint, own_endpoint, write_document, write_endpoint
 from tests.reporting import views
 from tests.support.pod import eventually
 from tests.support.ptys import Screen, terminal
@@ -63,6 +63,19 @@ def test_plugin_prints_its_own_errors_on_stdout(machine):
     assert result.returncode == 3
     assert result.stdout.startswith("PODWATCH UNKNOWN - cannot read the configuration")
     assert result.stdout.count("\n") == 1
+
+
+def test_the_digest_now(guarded):
+    shown = guarded.podwatch("status", "--digest")
+    assert shown.returncode == 0
+    assert "step 85" in shown.stdout.splitlines()[0]
+    assert "\nDisk: " in shown.stdout
+    assert guarded.podwatch("status", "--digest", "--json").returncode == 3
+
+
+def test_a_digest_of_what_does_not_run_is_the_verdict_alone(machine):
+    shown = machine.podwatch("status", "--digest")
+    assert (shown.returncode, shown.stdout.startswith("PODWATCH IS NOT RUNNING")) == (3, True)
 
 
 def test_no_daemon_at_all(machine):
@@ -163,7 +176,7 @@ HEAVY = {"pydantic", "pydantic_settings", "rich", "structlog", "b2sdk", "starlet
          "psutil", "pynvml", "apscheduler", "watchdog", "stamina", "sqlite3", "asyncio"}  # fmt: skip
 
 
-def test_status_imports_click_and_the_client_room_only(guarded):
+def test_status_imports_nothing_heavier_than_click(guarded):
     code = (
         "import sys; sys.argv = ['podwatch', 'status']\n"
         "from podwatch.cli import main\n"
@@ -179,7 +192,7 @@ def test_status_imports_click_and_the_client_room_only(guarded):
     loaded = set(result.stdout.split("LOADED ")[1].splitlines()[0].split())
     assert not loaded & HEAVY
     rooms = result.stdout.split("ROOMS ")[1].split()
-    assert {r.split(".")[1] for r in rooms} <= {"cli", "client", "domain"}
+    assert {r.split(".")[1] for r in rooms} <= {"cli", "config", "domain", "reporting", "system"}
 
 
 PAINTED = "\x1b[H"
@@ -228,32 +241,27 @@ def test_watch_into_a_file_is_not_cut(machine, tmp_path):
     assert "hidden" not in out.read_text()
 
 
-def old(machine, name, *, days, state=""):
+def old(machine, name, *, days):
     """A run whose podwatch left so long ago."""
     run = machine.runtime / name
     run.mkdir()
     left = time.time() - days * 86400
     write_endpoint(run, Endpoint(name, 1, stopped_wall=left))
     document = build_status(views.healthy())
-    document["daemon"]["state_dir"] = state or str(machine.directory)
     document["training"].update(pid=None)
     write_document(run / "status.json", document)
     for path in run.iterdir():
         os.utime(path, (left, left))
 
 
-def test_known_runs_forget_old_ones(machine):
-    old(machine, "last-quarter", days=60)
-    old(machine, "removed", days=1, state=str(machine.directory / "gone"))
+def test_where_none_runs_the_last_one_is_meant(machine):
     old(machine, "last-week", days=7)
+    old(machine, "last-quarter", days=60)
     assert "stopped 7 d ago" in machine.podwatch("status").stdout
-    said = machine.podwatch("status", "--run", "none").stderr
-    assert "known runs: last-week" in said
-    assert "last-quarter" not in said
-    assert "removed" not in said
-    assert "stopped 60 d ago" in machine.podwatch("status", "--run", "last-quarter").stdout, "it is still there"
-    old(machine, "yesterday", days=1)
-    assert "--run: last-week, yesterday" in machine.podwatch("status").stderr
+    assert "known runs: last-quarter, last-week" in machine.podwatch("status", "--run", "none").stderr
+    assert "stopped 60 d ago" in machine.podwatch("status", "--run", "last-quarter").stdout
+    machine.daemon("running")
+    assert "at step 85" in machine.podwatch("status").stdout, "one that runs comes before all that ended"
 
 
 def test_the_run_of_the_configuration_here_is_meant_among_several(machine):

@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podwatch.cli.config import config
-from podwatch.cli.detect_machine import Gpu, gpu_split, layout_of, read_trainer, run_id_of, visible_gpus, without_resume
+from podwatch.cli.detect_machine import gpu_split, layout_of, read_trainer, run_id_of, visible_gpus, without_resume
 from podwatch.cli.split_environment import split_environment
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
+from podwatch.domain.snapshot import GpuSample
 from podwatch.trainer.environment import read_env_file
 from tests.support.ptys import terminal
 
@@ -252,7 +253,7 @@ def test_a_run_id_is_always_valid() -> None:
 
 def test_validate_lists_problems_and_ends_with_78(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
-    file.write_text(MINIMAL + "colour = 1\n[gpu]\npoll = 'x'\n")
+    file.write_text(MINIMAL + "colour = 1\n[gpu]\nhold = 'x'\n")
     file.chmod(0o644)
     result = run("validate", "-c", str(file))
     assert isinstance(result.exception, ConfigurationError)
@@ -318,8 +319,8 @@ def test_init_writes_the_directory_of_a_run_that_has_no_name(tmp_path: Path) -> 
     assert "run.name" in run("validate", "-c", str(target)).output
 
 
-def gpus(count: int) -> tuple[Gpu, ...]:
-    return tuple(Gpu(n, "NVIDIA H100", 0, 80 << 30, f"GPU-{n}aaa-bbbb") for n in range(count))
+def gpus(count: int) -> tuple[GpuSample, ...]:
+    return tuple(GpuSample(n, f"GPU-{n}aaa-bbbb", "NVIDIA H100", memory_total_bytes=80 << 30) for n in range(count))
 
 
 @pytest.mark.parametrize(

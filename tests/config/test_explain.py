@@ -25,7 +25,7 @@ def test_every_key_has_a_meaning() -> None:
 def test_what_is_shown_loads_again_to_the_same() -> None:
     text = (
         MINIMAL + 'layout = "custom"\ncommand = ["a \\"b\\"", "ü\\t"]\nenv = { A = "1" }\n'
-        '[checkpoints.custom]\nrequired = ["x/*"]\n[gpu]\npoll = "1.5s"\n[disk]\ncapacity = "1234567B"\n'
+        '[checkpoints.custom]\nrequired = ["x/*"]\n[gpu]\nhold = "1.5s"\n[disk]\ncapacity = "1234567B"\n'
     )
     loaded = load_text(text, None, environ={}, overrides={"hang.k": 7})
     again = load_text(render_toml(loaded.settings, loaded.sources), None, environ={})
@@ -33,9 +33,9 @@ def test_what_is_shown_loads_again_to_the_same() -> None:
 
 
 def test_without_sources_only_what_differs_from_the_default_is_live() -> None:
-    loaded = load_text(MINIMAL + '[gpu]\npoll = "3s"\n', None, environ={})
+    loaded = load_text(MINIMAL + '[gpu]\nhold = "3s"\n', None, environ={})
     live = tomllib.loads(render_toml(loaded.settings))
-    assert live["gpu"] == {"poll": "3s"}
+    assert live["gpu"] == {"hold": "3s"}
     assert live["sync"] == {}
 
 
@@ -51,11 +51,11 @@ def test_nothing_secret_is_shown() -> None:
 
 
 def test_json_has_every_key_and_its_source() -> None:
-    loaded = load_text(MINIMAL, None, environ={"PODWATCH_GPU__POLL": "1s"})
+    loaded = load_text(MINIMAL, None, environ={"PODWATCH_GPU__HOLD": "1s"})
     shown = to_json(loaded.settings, loaded.sources, None)
     assert set(shown["settings"]) == set(known_keys())
-    assert shown["settings"]["gpu.poll"]["value"] == "1s"
-    assert shown["settings"]["gpu.poll"]["source"] == "environment"
+    assert shown["settings"]["gpu.hold"]["value"] == "1s"
+    assert shown["settings"]["gpu.hold"]["source"] == "environment"
 
 
 def test_argv_masks_the_value_only() -> None:

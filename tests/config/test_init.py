@@ -69,7 +69,7 @@ def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "run -- python train.py",
         "run --job -- python train.py",
         "bootstrap file://{tmp}/store r1 --dir x",
-        "bootstrap file://{tmp}/store r1 --dir {tmp}/b --allow x",
+        "bootstrap file://{tmp}/store r1 --dir ./b",
         "-c x.toml install",
         "-c {tmp}/p.toml restore --to x",
         "-c {tmp}/p.toml runs restore r1 --to x",

@@ -18,7 +18,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def break_it(file: Path, text: str = "[gpu]\npoll = oops\n") -> None:
+def break_it(file: Path, text: str = "[gpu]\nhold = oops\n") -> None:
     file.write_text(file.read_text() + text)
 
 
@@ -26,9 +26,9 @@ def test_a_broken_file_falls_back_and_says_so(file: Path) -> None:
     good = load_or_last_good(file, environ={})
     save_last_good(good)
     break_it(file)
-    loaded = load_or_last_good(file, environ={"PODWATCH_GPU__POLL": "1s"})
+    loaded = load_or_last_good(file, environ={"PODWATCH_GPU__HOLD": "1s"})
     assert loaded.settings.trainer == good.settings.trainer
-    assert loaded.settings.gpu.poll == 1.0
+    assert loaded.settings.gpu.hold == 1.0
     assert f"{file}:6" in loaded.refused
     save_last_good(loaded)
     assert load_or_last_good(file, environ={}).settings == good.settings

@@ -1,14 +1,15 @@
 """The file of PODWATCH_TEST_TIMES: what it sets, over what, and whose file is believed."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from podwatch.client import trusted_configuration
+from podwatch.config import trusted_files
 from podwatch.config.explain import render_toml, to_json
 from podwatch.config.loading import LoadedSettings, load_settings, load_text
-from podwatch.config.setting_names import known_keys
+from podwatch.config.setting_names import fixed_keys, known_keys
 from podwatch.config.test_times import CONSTANTS, names, seconds
 from podwatch.domain.errors import ConfigurationError, ExitCode
 from podwatch.system.environment_without_secrets import scrubbed_environment
@@ -21,7 +22,7 @@ MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "times.toml"
-    path.write_text('[times]\n"gpu.poll" = "100ms"\n"sync.claim_wait" = 1\n"status.watch" = "0.2s"\n')
+    path.write_text('[times]\n"gpu.poll" = "100ms"\n"gpu.hold" = 1\n"status.watch" = "0.2s"\n')
     return path
 
 
@@ -37,22 +38,49 @@ def refused(file: Path, **environ: str) -> str:
 
 
 def test_it_wins_over_file_and_environment_and_flags_win_over_it(file: Path) -> None:
-    text = MINIMAL + '[gpu]\npoll = "9s"\n'
-    loaded = load(file, text, PODWATCH_SYNC__CLAIM_WAIT="50s", PODWATCH_GPU__HOLD="7s")
-    settings = loaded.settings
-    assert (settings.gpu.poll, settings.sync.claim_wait, settings.gpu.hold) == (0.1, 1.0, 7.0)
+    text = MINIMAL + '[gpu]\nhold = "9s"\n'
+    settings = load(file, text, PODWATCH_GPU__HOLD="50s", PODWATCH_GPU__RELEASE_WAIT="7s").settings
+    assert (settings.gpu.poll, settings.gpu.hold, settings.gpu.release_wait) == (0.1, 1.0, 7.0)
     environ = {"PODWATCH_TEST_TIMES": str(file)}
-    flagged = load_text(text, None, environ=environ, overrides={"gpu.poll": "3s"})
-    assert flagged.settings.gpu.poll == 3.0
-    assert load_text(text, None, environ={}).settings.gpu.poll == 9.0
-    assert load_text(text, None, environ={"PODWATCH_TEST_TIMES": ""}).settings.gpu.poll == 9.0
+    flagged = load_text(text, None, environ=environ, overrides={"gpu.hold": "3s"})
+    assert flagged.settings.gpu.hold == 3.0
+    assert load_text(text, None, environ={}).settings.gpu.hold == 9.0
+    assert load_text(text, None, environ={"PODWATCH_TEST_TIMES": ""}).settings.gpu.hold == 9.0
+
+
+@pytest.mark.parametrize("key", sorted(fixed_keys()))
+def test_nothing_else_sets_podwatchs_own_values(key: str, file: Path) -> None:
+    """Two pods with different ones would take a run from each other."""
+    section, _, name = key.partition(".")
+    value, said = json.dumps("5s"), f'"{name}" in [{section}] is no setting'
+    for given, environ, flags in (
+        (f"{MINIMAL}[{section}]\n{name} = {value}\n", {}, {}),
+        (MINIMAL, {f"PODWATCH_{section.upper()}": json.dumps({name: "5s"})}, {}),
+        (MINIMAL, {}, {key: "5s"}),
+    ):
+        for also in ({}, {"PODWATCH_TEST_TIMES": str(file)}):
+            with pytest.raises(ConfigurationError) as caught:
+                load_text(given, None, environ={**environ, **also}, overrides=flags)
+            assert str(caught.value).count(said) == 1
+            assert "remove it" in str(caught.value)
+            assert "problems" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="unknown setting"):
+        load_text(MINIMAL, None, environ={f"PODWATCH_{section.upper()}__{name.upper()}": "5s"})
+
+
+def test_what_is_no_duration_is_judged_as_a_setting_is(file: Path) -> None:
+    file.write_text('[times]\n"end_pod.tries" = 2\n"gpu.release_margin" = "1MB"\n')
+    settings = load(file).settings
+    assert (settings.end_pod.tries, settings.gpu.release_margin) == (2, 1_000_000)
+    file.write_text('[times]\n"end_pod.tries" = 0\n')
+    assert 'PODWATCH_TEST_TIMES: Invalid value for "tries" in [end_pod]' in refused(file)
 
 
 def test_its_values_are_shown_as_its_own_and_the_log_says_so(file: Path) -> None:
     loaded = load(file)
-    assert loaded.sources["gpu.poll"] == "PODWATCH_TEST_TIMES"
-    assert "(PODWATCH_TEST_TIMES)\npoll = " in render_toml(loaded.settings, loaded.sources)
-    assert to_json(loaded.settings, loaded.sources, None)["settings"]["gpu.poll"]["source"] == "PODWATCH_TEST_TIMES"
+    assert loaded.sources["gpu.hold"] == "PODWATCH_TEST_TIMES"
+    assert "(PODWATCH_TEST_TIMES)\nhold = " in render_toml(loaded.settings, loaded.sources)
+    assert to_json(loaded.settings, loaded.sources, None)["settings"]["gpu.hold"]["source"] == "PODWATCH_TEST_TIMES"
     assert loaded.warnings[-1].startswith("PODWATCH_TEST_TIMES sets 2 of podwatch's times")
     assert not any("PODWATCH_TEST_TIMES" in text for text in load_text(MINIMAL, None, environ={}).warnings)
 
@@ -140,10 +168,10 @@ def test_an_owner_outside_of_a_user_namespace_is_roots_equal(monkeypatch: pytest
     """There, ``/`` and ``/tmp`` belong to the overflow uid."""
     texts = {"/proc/sys/kernel/overflowuid": "65534\n", "/proc/self/uid_map": "         0       1000          1\n"}
     monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
-    assert trusted_configuration._is_outside(65534)
-    assert not trusted_configuration._is_outside(1000)
+    assert trusted_files._is_outside(65534)
+    assert not trusted_files._is_outside(1000)
     texts["/proc/self/uid_map"] = "         0          0 4294967295\n"
-    assert not trusted_configuration._is_outside(65534)
+    assert not trusted_files._is_outside(65534)
 
 
 def test_training_and_foreign_children_do_not_get_it(file: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.controller.providers import OutcomeUnknown, ProviderCommand, ProviderError
-from podwatch.domain.replacement import Listing
+from podwatch.controller.machines import Listing, parse_listing
+from podwatch.controller.provider import OutcomeUnknown, ProviderCommand, ProviderError
+from podwatch.domain.errors import IntegrityError
 from podwatch.system import procfs
 from tests.support import provider_commands
 from tests.support.pod import LIMITS
@@ -120,3 +121,51 @@ def test_a_command_that_does_not_exist_created_nothing(tmp_path: Path) -> None:
 def test_a_command_that_reads_nothing_can_answer(tmp_path: Path) -> None:
     answer = '{"version": 1, "account": "me", "complete": true, "instances": []}'
     assert script(tmp_path, f"exec 0<&-\necho '{answer}'").list("r" * 100) == Listing("me")
+
+
+MACHINE = {
+    "id": "m1", "label": LABEL, "state": "running", "price_per_hour": 1, "created_at": "2026-01-01T00:00:00+00:00",
+    "detail": "",
+}  # fmt: skip
+LISTED = {"version": 1, "account": "me", "complete": True, "instances": [MACHINE]}
+
+
+def test_a_list_with_labels_of_any_form_is_read() -> None:
+    foreign = {**MACHINE, "id": "m2", "label": "\u202ebad\n", "created_at": None, "state": "ended"}
+    listing = parse_listing(json.dumps({**LISTED, "instances": [MACHINE, foreign]}).encode())
+    assert [(one.id, one.price_per_hour, one.created_at) for one in listing.instances] == [
+        ("m1", 1.0, 1767225600.0), ("m2", 1.0, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2}, {"version": True}, {"account": ""}, {"account": None}, {"complete": False}, {"complete": 1},
+        {"instances": None}, {"instances": {}}, {"instances": [MACHINE, MACHINE]}, {"more": 1},
+        {"instances": [{**MACHINE, "state": "sleeping"}]}, {"instances": [{**MACHINE, "price_per_hour": -1}]},
+        {"instances": [{**MACHINE, "price_per_hour": True}]}, {"instances": [{**MACHINE, "price_per_hour": "1"}]},
+        {"instances": [{**MACHINE, "price_per_hour": None}]}, {"instances": [{**MACHINE, "price_per_hour": 1e7}]},
+        {"instances": [{**MACHINE, "id": "a\nb"}]}, {"instances": [{**MACHINE, "id": 7}]},
+        {"instances": [{**MACHINE, "created_at": "yesterday"}]}, {"instances": [{**MACHINE, "created_at": 5}]},
+        {"instances": [{**MACHINE, "label": None}]}, {"instances": [None]},
+    ],
+)  # fmt: skip
+def test_a_list_of_another_shape_is_never_an_empty_one(change: dict[str, object]) -> None:
+    with pytest.raises(IntegrityError):
+        parse_listing(json.dumps({**LISTED, **change}).encode())
+
+
+@pytest.mark.parametrize("field", [*LISTED, *(f"instances.{name}" for name in MACHINE)])
+def test_a_list_without_a_field_is_not_read(field: str) -> None:
+    found = json.loads(json.dumps(LISTED))
+    name = field.rpartition(".")[2]
+    del (found["instances"][0] if "." in field else found)[name]
+    with pytest.raises(IntegrityError):
+        parse_listing(json.dumps(found).encode())
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"null", b"[" * 10_000, b'{"version": 1, "version": 1}', b"\xff", b"NaN"])
+def test_what_is_no_answer_is_not_read(text: bytes) -> None:
+    with pytest.raises(IntegrityError):
+        parse_listing(text)

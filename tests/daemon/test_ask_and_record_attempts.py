@@ -18,17 +18,16 @@ from podwatch.daemon.ask_and_record_attempts import JobVerdicts, VerdictFile, di
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.event import Event
-from podwatch.domain.manifest import Keys
-from podwatch.domain.run import Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.judge_earlier_attempts import Attempt
-from podwatch.stores.b2 import B2Store, Retry
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.credentials import Credentials
-from podwatch.stores.local import LocalStore
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.b2 import B2Access, B2Objects
+from podwatch.store.objects.base import DOCUMENT, Objects, Retry
+from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.system.clock import SystemClock
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.starts import guarded
 
 TYPO = JobEnd(Outcome.GAVE_UP, "unknown argument --lrr", Blame.COMMAND)
 FAULT = JobEnd(Outcome.GAVE_UP, "XID 79 on GPU 0", Blame.MACHINE)
@@ -61,7 +60,7 @@ class Here:
 
     @property
     def run(self) -> RunState:
-        return RunState("run", lineage=Lineage("line"))
+        return RunState("run", starts=guarded("line"))
 
     @property
     def attempt(self) -> SimpleNamespace | None:
@@ -76,14 +75,14 @@ class Job:
     server: B2Server | None
     events: list[Event] = field(default_factory=list)
     recovery: RecoverySettings = field(default_factory=lambda: RecoverySettings(backoff_min=0.0))
-    keys: Keys = field(default_factory=lambda: Keys("run", "prefix"))
+    keys: RunKeys = field(default_factory=lambda: RunKeys("run", "prefix"))
     number: int = 0
 
-    def store(self) -> ObjectStore:
+    def store(self) -> Objects:
         if self.server is None:
-            return LocalStore(Path(self.url), writer_id="w")
-        key = Credentials(KEY_ID, KEY, self.server.url)
-        return B2Store(BUCKET, key, writer_id="w", connections=1, retry=Retry(attempts=2, base=0.01, cap=0.02))
+            return DirectoryObjects(Path(self.url))
+        access = B2Access(KEY_ID, KEY, self.server.url)
+        return B2Objects(BUCKET, access, connections=1, retry=Retry(attempts=2, base=0.01, cap=0.02))
 
     def next(self, **here: object) -> tuple[JobVerdicts, Here]:
         self.number += 1
@@ -104,9 +103,9 @@ class Job:
 
     def document(self) -> dict[str, object]:
         store = self.store()
-        data = store.get_bytes(self.keys.verdict)
+        data = store.read(self.keys.verdict)
         store.close()
-        found: dict[str, object] = json.loads(data or b"{}")
+        found: dict[str, object] = json.loads(data)
         return found
 
 
@@ -163,12 +162,9 @@ async def test_a_bad_host_is_left_and_the_other_machine_trains(job: Job) -> None
     assert await job.run(JobEnd(Outcome.FINISHED), 9, machine="good") == 0
 
 
-async def test_endless_86_ends_and_one_version_is_kept(job: Job) -> None:
+async def test_endless_86_ends(job: Job) -> None:
     codes = [await job.run(CRASH) for _ in range(5)]
     assert codes == [86, 86, 86, 86, 65]
-    store = job.store()
-    assert len(list(store.versions(job.keys.verdict))) == 1, "each write removes the version that it replaced"
-    store.close()
 
 
 async def test_a_killed_attempt_counts_unless_it_made_progress(job: Job) -> None:
@@ -254,12 +250,12 @@ async def test_a_store_that_hangs_delays_nothing_for_long(tmp_path: Path, monkey
     monkeypatch.setattr("podwatch.daemon.ask_and_record_attempts.ANSWER_SECONDS", 0.2)
     os.mkfifo(tmp_path / "pipe")
 
-    class Hanging(LocalStore):
-        def get_bytes(self, key: str, file_id: str = "", *, limit: int = 0) -> bytes | None:
+    class Hanging(DirectoryObjects):
+        def read(self, key: str, limit: int = DOCUMENT) -> bytes:
             return (tmp_path / "pipe").read_bytes()  # nobody ever writes into it
 
     said: list[Event] = []
-    file = VerdictFile(lambda: Hanging(tmp_path, writer_id="w"), Keys("run"), SystemClock())
+    file = VerdictFile(lambda: Hanging(tmp_path), RunKeys("run"), SystemClock())
     here = Here(1)
     verdicts = JobVerdicts(file, here, here.training, SystemClock(), RecoverySettings(), said.append)
     began = time.monotonic()
@@ -281,16 +277,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from podwatch.daemon.ask_and_record_attempts import VerdictFile
-from podwatch.domain.manifest import Keys
 from podwatch.domain.earlier_attempts import RunVerdict
-from podwatch.stores.local import LocalStore
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.system.clock import SystemClock
-file = VerdictFile(lambda: LocalStore(Path({str(tmp_path / "store")!r}), writer_id="w"), Keys("run"), SystemClock())
+from tests.support.starts import guarded
+file = VerdictFile(lambda: DirectoryObjects(Path({str(tmp_path / "store")!r})), RunKeys("run"), SystemClock())
 for number in itertools.count(1):
     file.write(RunVerdict(digest="d", failures=number))
     print(number, flush=True)
 """
-    file = VerdictFile(lambda: LocalStore(tmp_path / "store", writer_id="w"), Keys("run"), SystemClock())
+    file = VerdictFile(lambda: DirectoryObjects(tmp_path / "store"), RunKeys("run"), SystemClock())
     for wait in (1, 2, 5):
         writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         assert writer.stdout is not None

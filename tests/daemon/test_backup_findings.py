@@ -107,7 +107,7 @@ def test_uploads_that_are_slower_than_the_saves() -> None:
     [
         None,
         replace(BEHIND, ok=False),
-        replace(BEHIND, standing=Decision(LeaseAction.SUPERSEDED)),
+        replace(BEHIND, lease=Decision(LeaseAction.SUPERSEDED)),
         replace(BEHIND, tally=replace(BEHIND.tally, upload_seconds=400.0)),
     ],
 )

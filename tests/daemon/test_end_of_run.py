@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from podwatch.daemon.backup.backup import Unstored
 from podwatch.daemon.end_of_run import EndOfRun, FinalSync, Stored
 from podwatch.daemon.shutdown import Exit
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS, UNDER_INIT
@@ -18,7 +19,6 @@ from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, Situation, ended
 from podwatch.recovery.state import Phase
-from podwatch.sync.interfaces import Unstored
 from tests.support.clock import AutoClock
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ HOLD = Decision(LeaseAction.HOLD, publish=True)
 WATCH = Decision(LeaseAction.WATCH, "pod-2 holds this run and is alive")
 SETTLE = Decision(LeaseAction.SETTLE, "podwatch claimed this run for this pod")
 SUPERSEDED = Decision(LeaseAction.SUPERSEDED, "pod-2 has taken this run over", stop=True)
-ASIDE = Decision(LeaseAction.ASIDE, "control.json gives this run to pod-2", stop=True)
+ASIDE = Decision(LeaseAction.ASSIGNED_ELSEWHERE, "control.json gives this run to pod-2", stop=True)
 ASK = Decision(LeaseAction.ASK, "the store does not answer")
 
 
@@ -444,7 +444,7 @@ def final_sync(daemon: Daemon, store: Store) -> FinalSync:
         return ()
 
     parts = cast(Any, daemon)
-    parts.store, parts.syncer = SimpleNamespace(elsewhere=False), store
+    parts.store, parts.backup = SimpleNamespace(elsewhere=False), store
     return FinalSync(parts, cast(Any, SimpleNamespace(guarding=SimpleNamespace(look=look))), parts, None)
 
 

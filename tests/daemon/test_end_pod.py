@@ -16,7 +16,7 @@ from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.shutdown import Exit
 from podwatch.domain.event import Event
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import IntentKind, Lineage, StartRecord
+from podwatch.domain.run import IntentKind, StartRecord
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
@@ -25,6 +25,7 @@ from podwatch.recovery.context import Notes
 from podwatch.recovery.state import Phase
 from tests.support.clock import AutoClock
 from tests.support.provider import Provider, provider_server
+from tests.support.starts import guarded
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +76,7 @@ class Pod:
 
     @property
     def run(self) -> RunState:
-        return RunState("run", lineage=Lineage("line"), last_start=StartRecord(self.start_id, 1.0, (), ""))
+        return RunState("run", starts=guarded("line"), last_start=StartRecord(self.start_id, 1.0, (), ""))
 
     async def end(self, end: PodEnd, look: Callable[[], Awaitable[bool]] | None = None) -> None:
         trainer = TrainerSettings(output_dir=self.directory)
@@ -230,14 +231,14 @@ async def test_a_command_that_hangs_is_killed_and_one_that_is_missing_is_named(t
     assert missing.clock.monotonic() >= sum(PAUSES)
 
 
-async def test_the_stores_key_is_not_passed_on_and_only_the_chosen_ends_count(tmp_path: Path) -> None:
+async def test_the_stores_key_is_not_passed_on_and_a_stop_ends_no_machine(tmp_path: Path) -> None:
     log = tmp_path / "log"
     here = pod(
         tmp_path, None, "sh", "-c", f"env > {log}",
         B2_APPLICATION_KEY="secret", PODWATCH_SYNC__STORE="b2://x", RUNPOD_POD_ID="abc",
     )  # fmt: skip
-    here.settings = here.settings.model_copy(update={"on": ("finished",), "tries": 1})
-    for outcome in (Outcome.GAVE_UP, Outcome.SUPERSEDED, Outcome.STOPPED, Outcome.PREEMPTED):
+    here.settings = here.settings.model_copy(update={"tries": 1})
+    for outcome in set(Outcome) - {Outcome.FINISHED, Outcome.GAVE_UP, Outcome.SUPERSEDED}:
         await here.end(PodEnd(outcome, "x", stored=True))
         assert not log.exists()
     await here.end(DONE)

@@ -11,12 +11,12 @@ from podwatch.daemon.status_view import heartbeat
 from podwatch.detection.learned import Learned
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.engine_and_attempt import Instance
-from podwatch.domain.lease import Beat, Claim, HandedOverSaves, Heartbeat, HolderState, Pod, read_beat
+from podwatch.domain.lease import Beat, Claim, Heartbeat, HolderState, Pod, read_beat
 from podwatch.domain.snapshot import Desired
-from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
-from podwatch.policy.run_check import Evidence, Limits, judge
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.recovery.state import Phase
 from podwatch.reporting.daemon_view import DaemonView
+from podwatch.store.runs.judge import Limits, RunEvidence, judge
 from tests.reporting import views
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/heartbeat.schema.json").read_text())
@@ -40,8 +40,8 @@ def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
     view = views.healthy()
     own = [replace(s, completeness=Completeness.COMPLETE, save_id=f"id{s.step}") for s in view.facts.checkpoints]
     pinned = min(own, key=lambda s: s.step)
-    stored = frozenset((s.step, s.save_id) for s in own if s is not pinned)
-    view = views.changed(view, pins={pinned.step: "best"}, sync=replace(view.sync, stored=stored))
+    stored = tuple(StoredCheckpoint(s.step, "x", here=s.save_id) for s in own if s is not pinned)
+    view = views.changed(view, pins={pinned.step: "best"}, sync=replace(view.sync, checkpoints=stored))
 
     def waits(view: DaemonView, own: list[CheckpointSet]) -> object:
         return heartbeat(view, own, HolderState.RELEASED).unstored_step
@@ -51,9 +51,8 @@ def test_a_pinned_checkpoint_of_a_finished_run_waits_too() -> None:
     assert waits(view, own) is None, "during training the newest has the uplink"
     held = [replace(s, held="an earlier branch") if s is pinned else s for s in own]
     assert waits(finished, held) is None
-    assert (
-        waits(replace(finished, sync=replace(view.sync, stored=stored | {(pinned.step, pinned.save_id)})), own) is None
-    )
+    every = (*stored, StoredCheckpoint(pinned.step, "y", here=pinned.save_id))
+    assert waits(replace(finished, sync=replace(view.sync, checkpoints=every)), own) is None
 
 
 def ended(phase: Phase, desired: Desired) -> DaemonView:
@@ -94,19 +93,7 @@ def test_runs_check_names_the_job_and_the_outcome() -> None:
     read = document(ended(Phase.GAVE_UP, Desired.RUNNING), HolderState.RELEASED)
     beat = Beat(Heartbeat.from_json(read), age=30.0)
     assert (beat.said.outcome, beat.said.instance) == ("gave-up", POD.instance)
-    line = judge(Evidence("run", beat=beat), Limits()).summary
+    line = judge(RunEvidence("run", beat=beat), Limits()).summary
     assert "pod pod-1 (slurm 77, attempt 2) gave up 30 s ago" in line
     old = Beat(Heartbeat(state="released", host="pod-9"), age=30.0)
-    assert "pod pod-9 gave up or ended without training" in judge(Evidence("run", beat=old), Limits()).summary
-
-
-def test_the_saves_that_the_next_pod_takes_over() -> None:
-    save = PublishedSave(5, "a1", "line", 3, 7, "key", "id", "sha1", 9, 10, 1_800_000_000.5)
-    known = KnownSaves(3, 7, (save,))
-    data = signed(replace(heartbeat(views.healthy(), ()), saves=HandedOverSaves.of(known)))
-    jsonschema.validate(json.loads(data), SCHEMA)
-    saves = Heartbeat.from_bytes(data).saves
-    assert saves is not None
-    assert (saves.generation, saves.seq) == (3, 7)
-    bare = replace(save, manifest_key="", manifest_file_id="", manifest_sha1="", manifest_size=0)
-    assert saves.taken().saves == (bare,), "all that retention needs"
+    assert "pod pod-9 gave up or ended without training" in judge(RunEvidence("run", beat=old), Limits()).summary

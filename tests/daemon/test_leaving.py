@@ -14,19 +14,22 @@ from typing import Any, cast
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.config.reload_limits import waits_for_restart
 from podwatch.config.setting_names import known_keys
 from podwatch.config.settings import Settings
+from podwatch.daemon.backup.backup import Backup
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.settings_in_force import policies_from
 from podwatch.daemon.shutdown import LastWords, beside, briefly, end_tasks, say_goodbye, say_goodbye_of_job
 from podwatch.domain.snapshot import Reading, SensorState, observed, unobserved
-from podwatch.sync.syncer import Syncer
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
+from podwatch.system.procfs import boot_id
+from tests.daemon.backup.backup_world import World, until
 from tests.support.hurry import hurrying
-from tests.sync.conftest import World, until
+from tests.support.warm import children
 
 
 async def test_a_task_that_swallows_a_cancellation_is_ended_all_the_same() -> None:
@@ -101,7 +104,9 @@ class Saves:
         return observed(("trainer",) if self.living else (), 0.0)
 
     def told(self) -> None:
-        self.world.write_set(20, done=self.done)
+        root = self.world.save(20)
+        if not self.done:
+            (root / "DONE").unlink()
         self.living = False
 
 
@@ -118,7 +123,7 @@ class Preempted:
     """A pod that has stored step 10 and is told to leave. ``order``: what happened."""
 
     world: World
-    syncer: Syncer
+    backup: Backup
     worker: Worker = field(default_factory=lambda: Worker("looks"))
     order: list[str] = field(default_factory=list)
 
@@ -126,11 +131,11 @@ class Preempted:
         world, clock = self.world, SystemClock()
         rescans, announced = Rescans(10.0), Announced()
         loop = CheckpointLoop(
-            world.catalogue, self.worker, clock, rescans, world.events.append, announced,
-            watcher=cast(Any, Nothing()), uploads=self.syncer, pruner=cast(Any, Nothing()),
+            world.catalogue, self.worker, clock, rescans, world.run.events.append, announced,
+            watcher=cast(Any, Nothing()), uploads=self.backup, pruner=cast(Any, Nothing()),
         )  # fmt: skip
         recovery = SimpleNamespace(handle=trainer)
-        parts = SimpleNamespace(recovery=recovery, gang=gang, syncer=self.syncer, run=SimpleNamespace(clock=clock))
+        parts = SimpleNamespace(recovery=recovery, gang=gang, backup=self.backup, run=SimpleNamespace(clock=clock))
         order = self.order
 
         class Words(LastWords):
@@ -146,26 +151,22 @@ class Preempted:
 
 @pytest.fixture
 async def preempted(tmp_path: Path) -> AsyncIterator[Preempted]:
-    world = World(tmp_path / "pod", f"file://{tmp_path}/store")
-    world.write_set(10)
-    world.scan()
-    world.catalogue = Catalogue(world.layout, SystemClock(), settle=60.0, settle_weak=60.0)
-    world.settings = world.settings.model_copy(
-        update={"sync": world.settings.sync.model_copy(update={"upload_gap": 3600.0})}
+    world = World(tmp_path / "pod", f"file://{tmp_path}/store", upload_gap=3600.0)
+    records = CheckpointRecords(boot_id=boot_id())
+    world.catalogue = Catalogue(
+        world.run.layout, SystemClock(), settle=60.0, settle_weak=60.0, records=records, held_back=world.held
     )
-    with hurrying():
-        syncer = world.syncer()
-        await syncer.start()
-        made = Preempted(world, syncer)
+    world.save(10)
+    with hurrying(), children():
+        backup = await world.start()
+        made = Preempted(world, backup)
         world.catalogue.rescan(writers_ended=True)
         world.catalogue.rescan(writers_ended=True)
-        syncer.notify()
-        await until(lambda: syncer.status().last_step == 10)
+        backup.notify()
+        await until(lambda: backup.status().last_step == 10)
         yield made
-        await syncer.stop()
+        await world.stop()
     made.worker.close()
-    for journal in world.journals:
-        await journal.close()
 
 
 GOODBYES: dict[str, Callable[[Budget, LastWords], Any]] = {"plain": say_goodbye, "job": say_goodbye_of_job}
@@ -176,10 +177,8 @@ GOODBYES: dict[str, Callable[[Budget, LastWords], Any]] = {"plain": say_goodbye,
 async def test_what_training_saves_at_sigterm_is_stored_within_the_grace(preempted: Preempted, kind: str) -> None:
     """Without the settle time and the upload gap: nothing writes any more, and nothing comes after it."""
     await GOODBYES[kind](Budget(60), preempted.words(Saves(preempted.world)))
-    pointer = preempted.world.pointer()
-    assert pointer is not None
-    assert pointer.step == 20
-    assert preempted.world.violations() == []
+    assert preempted.world.newest() == 20
+    assert preempted.world.stored() == {10, 20}
     assert preempted.order == (["preempted", "SIGTERM"] if kind == "plain" else ["SIGTERM", "preempted"])
 
 
@@ -193,9 +192,7 @@ async def test_a_save_that_can_still_change_or_was_cut_off_is_not_stored(
     words = preempted.words(trainer, gang=object() if how == "nodes" else None)
     began = time.monotonic()
     await GOODBYES[kind](Budget(60 if how == "cut off" else 0.6), words)
-    pointer = preempted.world.pointer()
-    assert pointer is not None
-    assert pointer.step == 10
+    assert preempted.world.newest() == 10
     assert time.monotonic() - began < 30
 
 
@@ -221,15 +218,15 @@ def made(**changes: object) -> Settings:
 
 
 def test_a_reload_names_what_waits_for_the_next_start() -> None:
-    live = made(mode="observe", gpu={"hold": 5}, hang={"k": 3}, recovery={"calm": 60}, disk={"prune_to": "50%"})
+    live = made(mode="observe", gpu={"hold": 5}, hang={"k": 3}, recovery={"budget_time": 60}, disk={"prune_to": "50%"})
     assert waits_for_restart(made(), live) == ()
-    later = made(gpu={"poll": 1, "hold": 5}, sync={"connections": 4}, recovery={"job_attempts": 9, "calm": 60})
-    assert waits_for_restart(made(), later) == ("gpu.poll", "sync.connections", "recovery.job_attempts")
+    later = made(gpu={"trainer": [1], "hold": 5}, sync={"connections": 4}, recovery={"end_grace": 9, "budget_time": 60})
+    assert waits_for_restart(made(), later) == ("gpu.trainer", "sync.connections", "recovery.end_grace")
 
 
 def test_a_reload_does_not_name_what_it_applies() -> None:
     rule = {"name": "oops", "pattern": "oops"}
-    now = made(log_rules=[rule], resources={"files_above": "50%", "overdue": 2}, training={"kl_above": 1})
+    now = made(log_rules=[rule], training={"kl_above": 1})
     assert waits_for_restart(made(), now) == ()
     hook = {"name": "a", "on": ["checkpoint"], "command": ["true"]}
     later = made(log_rules=[rule], hooks=[hook], training={"metrics_file": "m.jsonl"})
@@ -238,15 +235,13 @@ def test_a_reload_does_not_name_what_it_applies() -> None:
 
 def test_a_reload_does_not_name_what_only_a_command_reads() -> None:
     checks = [{"name": "a", "command": ["true"]}]
-    providers = {"vast": {"command": ["true"]}}
-    assert waits_for_restart(made(), made(checks=checks, controller={"every": 60, "providers": providers})) == ()
+    assert waits_for_restart(made(), made(checks=checks)) == ()
 
 
 PARTLY = {
-    "gpu.inference", "gpu.trainer", "gpu.poll", "gpu.deadline", "checkpoints.rescan", "checkpoints.settle",
-    "sync.keep_last", "sync.keep_every", "nodes.rank", "nodes.count", "training.metrics_file", "training.metrics_url",
-    "inference.urls", "inference.timeout", "inference.poll", "inference.discover", "inference.liveness",
-    "disk.capacity",
+    "gpu.inference", "gpu.trainer",
+    "sync.keep_last", "sync.keep_every", "nodes.rank", "nodes.count", "training.metrics_file",
+    "inference.urls", "disk.capacity",
 }  # fmt: skip
 """Of the sections by which podwatch judges, what a sensor or the syncer reads when it starts."""
 
@@ -267,4 +262,4 @@ def test_what_a_reload_gives_to_the_detectors_does_not_wait() -> None:
             if changed:
                 followed.append(key)
                 assert not waits_for_restart(old, new), (key, other)
-    assert {"inference.sleep", "resources.files_above", "training.stop", "hang.k", "disk.on_full"} <= set(followed)
+    assert {"inference.sleep", "training.stop", "hang.k", "disk.on_full"} <= set(followed)

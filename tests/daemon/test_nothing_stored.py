@@ -9,37 +9,40 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.lease import Decision, LeaseAction
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.lost_saves import safekeeping
 
-EMPTY = StoreFacts(store_url="b2://bucket", ok=True, saves=0, standing=Decision(LeaseAction.HOLD))
+EMPTY = StoreFacts(store_url="b2://bucket", ok=True, listed=True, lease=Decision(LeaseAction.HOLD))
 
 
 @pytest.mark.parametrize(
     ("state", "nothing"),
     [
         (EMPTY, True),
-        (replace(EMPTY, ok=None, saves=None), False),
-        (replace(EMPTY, ok=False, saves=None, error="the key is not valid"), True),
-        (replace(EMPTY, saves=30), False),
+        (replace(EMPTY, ok=None, listed=False), False),
+        (replace(EMPTY, ok=False, listed=False, error="the key is not valid"), True),
         (replace(EMPTY, last_step=5), False),
-        (replace(EMPTY, stored=frozenset({(5, "x")})), False),
-        (replace(EMPTY, standing=Decision(LeaseAction.SUPERSEDED)), False),
+        (replace(EMPTY, checkpoints=(StoredCheckpoint(5, "x"),)), False),
+        (replace(EMPTY, lease=Decision(LeaseAction.SUPERSEDED)), False),
         (replace(EMPTY, store_url=""), False),
         (None, False),
     ],
-    ids=["empty", "not asked", "refused", "30 saves", "published", "stored", "another pod's", "no store", "no syncer"],
+    ids=["empty", "not asked", "refused", "published", "stored", "another pod's", "no store", "no syncer"],
 )
 def test_nothing_is_stored_only_where_that_is_known(state: StoreFacts | None, nothing: bool) -> None:
-    assert kept_of(state, (), lambda _found: True, 7).nothing_stored is nothing
+    assert kept_of(state, (), 7).nothing_stored is nothing
 
 
 def test_what_is_not_of_this_run_does_not_count() -> None:
     def rejected(*steps: int) -> bool:
         sets = tuple(
-            CheckpointSet(step, "custom", Completeness.DAMAGED, (), 10, 1, float(step), reason="optimizer.bin is empty")
+            replace(
+                CheckpointSet(step, "custom", Completeness.DAMAGED, (), 10, 1, float(step), reason="x is empty"),
+                ours=step != 10,
+            )
             for step in steps
         )
-        kept = kept_of(None, sets, lambda found: found.step != 10, None)
+        kept = kept_of(None, sets, None)
         return [f.kind for f in safekeeping((), kept, at=9.0)] == [FindingKind.NOT_COMPLETE]
 
     assert rejected(5, 10, 15)

@@ -90,7 +90,7 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
             await asyncio.sleep(60)
 
     class Last:
-        syncer = Hanging()
+        backup = Hanging()
 
         async def beat(self) -> None:
             await asyncio.sleep(60)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from podwatch.daemon.sensing_loop import CONFIRM_POLL, SensingLoop, Sensors
 from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import initial
+from podwatch.detection.rules import initial
 from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding
 from podwatch.domain.run_state import RunState

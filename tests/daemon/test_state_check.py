@@ -151,7 +151,7 @@ async def test_without_a_database_training_is_restarted_and_nothing_deleted(tmp_
     (finding,) = stand.check.findings()
     assert "still restarts training" in finding.summary
     assert "deletes nothing and publishes nothing" in finding.summary
-    with pytest.raises(HostError, match="cannot hook"):
+    with pytest.raises(HostError, match="cannot be recorded now"):
         stand.journal.open_intent(IntentKind.HOOK, {})
     kept = stand.journal.open_incident("hang", "meanwhile")
     database.rmdir()

@@ -166,6 +166,20 @@ def test_without_a_store_sets_go_only_when_the_next_save_does_not_fit() -> None:
     assert plan_removals(full, POLICY).critical
 
 
+def test_what_the_store_would_not_keep_goes_as_if_it_were_stored() -> None:
+    high = room(disk=disk(900 * GB, 1000 * GB), surplus=stored(5))
+    plan = plan_removals(high, POLICY)
+    assert [(r.step, r.kind) for r in plan.removals] == [(5, RemovalKind.SURPLUS)]
+    assert not plan.critical
+    assert "not in the store" in {k.step: k.reason for k in plan.remaining}[10]
+    assert steps(replace(high, stored=stored(10))) == [(10, RemovalKind.STORED), (5, RemovalKind.SURPLUS)]
+    assert steps(replace(high, surplus=stored(15))) == [], "the newest stays"
+    assert steps(replace(high, surplus=frozenset({(5, "another save")}))) == []
+    assert steps(replace(high, first_seen_wall=1008.0)) == [], "one from before podwatch goes only when it is stored"
+    reasons = {k.step: k.reason for k in plan_removals(room(surplus=stored(5)), POLICY).remaining}
+    assert reasons[5] == "enough newer checkpoints are in the store; no need to delete it yet"
+
+
 def test_an_upload_is_given_up_at_the_critical_mark_only() -> None:
     uploading = {5: Protection.UPLOADING}
     given = room(disk=disk(216 * GB), protected=uploading, stored=stored(10))
@@ -303,6 +317,7 @@ def inputs(draw: st.DrawFn) -> DiskFacts:
             None if soon else draw(st.floats(301, 5000)),
         ),
         stored=draw(st.none() | st.lists(pick, max_size=5).map(lambda some: stored(*some))),
+        surplus=draw(st.lists(pick, max_size=3).map(lambda some: stored(*some))),
         pins=dict.fromkeys(draw(st.lists(pick, max_size=2)), "pin"),
         protected=dict(draw(st.lists(st.tuples(pick, st.sampled_from(Protection)), max_size=3))),
         leftovers=Leftovers(
@@ -384,13 +399,16 @@ def test_promise_two_holds_for_any_disk(given_: DiskFacts) -> None:
             assert plan.critical
             assert given_.next_save.near, "not before the next save is near"
         if found.complete and not removal.part and (removal.step, found.save_id) not in (given_.stored or ()):
-            assert removal.kind is RemovalKind.UNSTORED
+            as_if_stored = (removal.step, found.save_id) in given_.surplus and given_.is_ours(found)
+            free = as_if_stored and protection is None
+            assert removal.kind is (RemovalKind.SURPLUS if free else RemovalKind.UNSTORED)
     order = [ORDER.index(r.kind) for r in plan.removals]
     assert order == sorted(order), "the order of the kinds"
     if any(r.kind is RemovalKind.UNSTORED for r in plan.removals):
         idle = [s for s in given_.checkpoints if s.complete and s.step not in gone and s.step not in given_.protected]
         left = [s for s in idle if newest is not None and s.step != newest.step and s.step not in given_.pins]
         assert not [s for s in left if (s.step, s.save_id) in (given_.stored or ())], "what is in the store goes first"
+        assert not [s for s in left if given_.is_surplus(s)], "and what it would not keep"
     check_last_resort(given_, plan)
     # Every set is explained exactly once.
     assert sorted([*gone, *(k.step for k in plan.remaining)]) == sorted(by_step)

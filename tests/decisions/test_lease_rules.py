@@ -13,7 +13,7 @@ OTHER = Pod("other", "machine2", "boot2", "place", "there")
 TIMING = LeaseTiming()
 THEIRS, MINE = Claim(3, "theirs", 100.0), Claim(4, "mine", 200.0)
 NEW = LeaseView(ME, answers=True)
-WATCHING = replace(NEW, claims=(THEIRS,), rival=OTHER)
+WATCHING = replace(NEW, claims=(THEIRS,), other_holder=OTHER)
 
 
 def beat(pod: Pod, claim: Claim, state: str = "running") -> Beat:
@@ -26,7 +26,8 @@ OLD = HeartbeatWatch(90.0, False, "mark", 4e5)
 ALIVE = HeartbeatWatch(0.0, True, "mark")
 HOLDING = replace(NEW, claims=(MINE,), own=OwnClaim(MINE, won=True))
 LATER = Claim(5, "later", 300.0)
-LOST = replace(HOLDING, claims=(MINE, LATER), rival=OTHER)
+LOST = replace(HOLDING, claims=(MINE, LATER), other_holder=OTHER)
+SECOND = replace(NEW, claims=(MINE, Claim(4, "a", 199.0)), other_holder=OTHER)
 ROWS = {
     "nobody has it: claim and train at once": (NEW, A.CLAIM, 1, False, False),
     "another holds it": (WATCHING, A.WATCH, 3, True, False),
@@ -40,11 +41,11 @@ ROWS = {
     "one before it said that": (
         replace(WATCHING, beat=beat(OTHER, Claim(2, "old"), "released")), A.WATCH, 3, True, False,
     ),
-    "an earlier life of this pod": (replace(WATCHING, rival=ME), A.CLAIM, 4, False, False),
-    "before a reboot": (replace(WATCHING, rival=replace(ME, boot_id="b0")), A.WATCH, 3, True, False),
+    "an earlier life of this pod": (replace(WATCHING, other_holder=ME), A.CLAIM, 4, False, False),
+    "before a reboot": (replace(WATCHING, other_holder=replace(ME, boot_id="b0")), A.WATCH, 3, True, False),
     "taken over": (replace(WATCHING, take_over=True), A.CLAIM, 4, False, False),
     "control.json names another": (
-        replace(HOLDING, control=Control(holder="there")), A.ASIDE, 4, True, True,
+        replace(HOLDING, control=Control(holder="there")), A.ASSIGNED_ELSEWHERE, 4, True, True,
     ),
     "control.json names this one": (replace(WATCHING, control=Control(holder="here")), A.CLAIM, 4, True, False),
     "a claim that settles": (replace(HOLDING, own=OwnClaim(MINE, waited=149.0)), A.SETTLE, 4, True, False),
@@ -54,16 +55,31 @@ ROWS = {
     "a claim that has waited": (replace(HOLDING, own=OwnClaim(MINE, waited=150.0)), A.HOLD, 4, False, False),
     "the holder": (HOLDING, A.HOLD, 4, False, False),
     "superseded": (LOST, A.SUPERSEDED, 5, True, True),
+    "superseded, and the other claim is gone": (replace(HOLDING, lost=True), A.SUPERSEDED, 4, True, True),
     "superseded before this life, and it trains": (
         replace(WATCHING, last=Claim(2, "x"), training=True), A.SUPERSEDED, 3, True, True,
     ),
     "its claim was deleted": (replace(HOLDING, claims=()), A.CLAIM, 5, False, False),
+    "its claim was deleted, and an older one is left": (
+        replace(HOLDING, claims=(THEIRS,), other_holder=OTHER), A.CLAIM, 5, False, False,
+    ),
+    "a later claim of an earlier life of this pod": (replace(LOST, other_holder=ME), A.CLAIM, 6, False, False),
+    "another took it over and left, and this pod trains": (
+        replace(WATCHING, last=Claim(2, "x"), training=True, beat=beat(OTHER, THEIRS, "released")),
+        A.CLAIM, 4, False, False,
+    ),
+    "it left, and a newer pod has published": (
+        replace(NEW, beat=beat(OTHER, THEIRS, "released"), pointed=5), A.WATCH, 5, True, False,
+    ),
+    "control.json stops training on the holder": (
+        replace(HOLDING, control=Control("stopped", "", "by hand")), A.HOLD, 4, True, True,
+    ),
     "a pointer of a higher generation": (replace(HOLDING, pointed=9), A.SUPERSEDED, 9, True, True),
     "second in its generation": (
-        replace(NEW, claims=(MINE, Claim(4, "a", 199.0)), rival=OTHER, own=OwnClaim(MINE)), A.WATCH, 4, True, False,
+        replace(SECOND, own=OwnClaim(MINE)), A.WATCH, 4, True, False,
     ),
     "second, and it trains already": (
-        replace(NEW, claims=(MINE, Claim(4, "a", 199.0)), rival=OTHER, own=OwnClaim(MINE, at_once=True), training=True),
+        replace(SECOND, own=OwnClaim(MINE, at_once=True), training=True),
         A.SUPERSEDED, 4, True, True,
     ),
     "no answer, a new pod": (LeaseView(ME), A.ASK, 0, True, False),

@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 
 from podwatch.config.settings import Policies, ResourceSettings
-from podwatch.detection.base import Look
-from podwatch.detection.checkpoint_overdue import DETECTOR
 from podwatch.detection.learned import Learned
 from podwatch.detection.progress import Progress
 from podwatch.domain.snapshot import (
@@ -18,13 +16,14 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
+from tests.drivers.detection import RuleAlone
 
 POLICIES = Policies(resources=ResourceSettings(overdue_floor=1000.0))
 
 
 class Desk:
     def __init__(self) -> None:
-        self.state, self.learned = DETECTOR.initial(), Learned()
+        self.rule = RuleAlone("checkpoint-overdue")
         self.now = 0.0
         self.progress = Progress(started_at=0.0)
         self.mark = CheckpointMark()
@@ -47,11 +46,10 @@ class Desk:
                 at=self.now, wall=1e9 + self.now, checkpoint=self.mark, saving=self.saving,
                 progress=observed(shown, self.now),
             )  # fmt: skip
-            look = Look(snapshot, self.progress, self.learned, self.policies, trainer=self.trainer, ending=self.ending)
-            turn = DETECTOR.advance(self.state, look)
-            self.state, self.learned = turn.state, turn.learned
-            overdue = bool(turn.findings)
-            self.told = turn.findings[0].summary if overdue else ""
+            self.rule.start.progress = self.progress
+            found = self.rule.ask(snapshot, self.policies, trainer=self.trainer, ending=self.ending)
+            overdue = bool(found)
+            self.told = found[0].summary if found else ""
         return overdue
 
     def save(self, step: int) -> None:
@@ -68,7 +66,7 @@ def test_by_the_runs_own_rhythm() -> None:
     desk = Desk()
     rhythm(desk, 5, 2000.0)
     # The first one was found, not seen to come: nothing is learned from the interval that ends with the second.
-    assert desk.learned.save_gaps == (2000.0, 2000.0, 2000.0)
+    assert desk.rule.learned.save_gaps == (2000.0, 2000.0, 2000.0)
     assert not desk.run(3900.0)
     assert desk.run(200.0)
     desk.save(6)
@@ -124,10 +122,23 @@ def test_standing_still_saving_ending_or_starting_up_is_not_overdue() -> None:
     assert not desk.run(20_000.0), "no step yet"
 
 
+def test_a_run_that_shows_no_step_numbers_and_saves_nothing() -> None:
+    """Its program pings podwatch, whatever its layout."""
+    desk = Desk()
+    desk.stepping = False
+    desk.progress = Progress(started_at=0.0)
+    overdue = False
+    for _ in range(80):
+        desk.progress = replace(desk.progress, ping_at=desk.now + 50.0)
+        overdue = desk.run(50.0)
+    assert overdue
+    assert "none since this start" in desk.told
+
+
 def test_an_old_save_is_no_promise_of_this_start() -> None:
     desk = Desk()
     desk.mark = CheckpointMark(40, 1e9 - 90_000.0)
-    desk.learned = replace(desk.learned, save_gaps=(500.0, 500.0))
+    desk.rule.learned = replace(desk.rule.learned, save_gaps=(500.0, 500.0))
     assert not desk.run(1400.0)
     assert desk.run(200.0)
 
@@ -135,8 +146,8 @@ def test_an_old_save_is_no_promise_of_this_start() -> None:
 def test_a_step_back_teaches_nothing() -> None:
     desk = Desk()
     rhythm(desk, 3, 500.0)
-    learned = desk.learned.save_gaps
+    learned = desk.rule.learned.save_gaps
     desk.save(1)
     desk.run(50.0)
-    assert desk.learned.save_gaps == learned
-    assert Learned.from_json(desk.learned.to_json()).save_gaps == learned
+    assert desk.rule.learned.save_gaps == learned
+    assert Learned.from_json(desk.rule.learned.to_json()).save_gaps == learned

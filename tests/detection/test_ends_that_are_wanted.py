@@ -13,8 +13,8 @@ from tests.drivers.detection import (
     InferenceSample,
     LogMatch,
     LogRule,
+    ProcessEnd,
     ProcessRole,
-    RequiredExit,
     Severity,
     TrainingMetrics,
     judging,
@@ -35,7 +35,7 @@ def take_down(found: World, roles: list[ProcessRole], code: int) -> None:
     """These roles have ended; the engine's log says that it died, its server refuses, its memory is gone."""
     exits = []
     for role in roles:
-        exits.append(RequiredExit(process(90, role).identity, role, role.value, ExitStatus(code), found.now))
+        exits.append(ProcessEnd(process(90, role).identity, role, ExitStatus(code), found.now))
         found.others = [p for p in found.others if p.role is not role]
     if ProcessRole.ENGINE in roles:
         found.engines, found.memory[0] = [], 0
@@ -45,7 +45,7 @@ def take_down(found: World, roles: list[ProcessRole], code: int) -> None:
         found.memory[1] = 0
     found.logs = (LogMatch("engine-dead", "inference", 1, found.now, found.now, "ERROR EngineCore died"),)
     found.stepping = found.generating = False
-    found.trainer = {**found.trainer, "required_exits": tuple(exits)}
+    found.trainer = {**found.trainer, "ends": tuple(exits)}
 
 
 ROLES = [ProcessRole.ENGINE, ProcessRole.INFERENCE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER]

@@ -26,13 +26,13 @@ from tests.drivers.detection import (
     Liveness,
     LogMatch,
     LogRule,
+    ProcessEnd,
     ProcessIdentity,
     ProcessRole,
     ProcessSample,
     ProgressSample,
     ProgressSource,
     Reading,
-    RequiredExit,
     SensorState,
     ServerKind,
     Snapshot,
@@ -119,8 +119,7 @@ def live(world: World, segment: dict[str, object]) -> None:
     world.generating, world.stepping, world.saving = (bool(segment[k]) for k in ("generating", "stepping", "saving"))
     role = segment["gone"]
     if isinstance(role, ProcessRole):
-        old = process(70, role).identity
-        world.trainer = {"required_exits": (RequiredExit(old, role, role.value, ExitStatus(0), world.now),)}
+        world.trainer = {"ends": (ProcessEnd(process(70, role).identity, role, ExitStatus(0), world.now),)}
         if role in (ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER):
             world.others = [p for p in world.others if p.role is not role]
     world.logs = (LogMatch("engine-dead", "inference", 5, world.now, world.now, "x"),) if segment["log"] else ()
@@ -161,7 +160,7 @@ def check_verdict(finding: Finding, snapshot: Snapshot, armed: Learned) -> None:
             case "steps":
                 assert "progress" in seen
             case "engine process":
-                assert "engine" in seen or snapshot.trainer.value.required_exits  # type: ignore[union-attr]
+                assert "engine" in seen
             case "out of memory":
                 counted.pop()
             case name:
@@ -262,11 +261,11 @@ gpus = st.builds(
     st.none() | st.integers(0, 1 << 40), st.none() | st.integers(0, 1 << 40), st.none() | numbers,
     mig=st.booleans(), throttled=st.just(("hw-thermal",)) | st.just(()),
 )  # fmt: skip
-exits = st.builds(RequiredExit, identities, st.sampled_from(ProcessRole), st.text(max_size=8), statuses, times)
+ends = st.builds(ProcessEnd, identities, st.sampled_from(ProcessRole), statuses, times)
 trainers = st.builds(
     TrainerSample, st.sampled_from(["", "a", "b"]), st.sampled_from(Supervision), st.booleans(), st.none() | times,
     st.none() | identities, st.none() | statuses, st.lists(processes, max_size=5).map(tuple),
-    st.lists(exits, max_size=3).map(tuple), st.booleans(),
+    st.booleans(), st.frozensets(st.sampled_from(ProcessRole)), ends=st.lists(ends, max_size=3).map(tuple),
 )  # fmt: skip
 servers = st.builds(
     InferenceSample, st.sampled_from([URL, "x", ""]), st.sampled_from(Health), st.none() | small,

@@ -7,10 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.config.settings import Policies
-from podwatch.detection.gaps import GapsState, TurnGap, begin_anew, find_gap
-from podwatch.detection.run_detectors import DetectionState, advance, initial
-from podwatch.detection.windows import NOT_HELD, Held, Rhythm
 from podwatch.domain.finding import Finding, FindingKind, Verdict
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import (
@@ -26,7 +22,7 @@ from podwatch.domain.snapshot import (
     observed,
 )
 from tests.detection.looks import world
-from tests.drivers.detection import judging
+from tests.drivers.detection import DetectionState, Window, advance, initial, judging, newest_progress_at
 from tests.support.pods.tree import ENGINE, process
 from tests.support.pods.world import GIB
 
@@ -169,36 +165,55 @@ def test_a_freeze_during_start_up_does_not_use_up_its_patience() -> None:
 def test_steps_that_were_made_in_the_hole_count() -> None:
     """Only podwatch stood still: the trainer went on."""
     state, _ = run([snap(1300.0, step=20, step_at=1290.0)], healthy())
-    assert state.progress.active_at == 1290.0
+    assert newest_progress_at(state) == 1290.0
 
 
 @given(st.floats(0.1, 1e6), st.floats(0, 1e6), st.floats(-1e6, 1e6))
-def test_what_happened_adds_up(passed: float, slept: float, jumped: float) -> None:
-    before = GapsState(1000.0, 1000.0, Rhythm(1000.0, (2.0,) * 5))
-    now = Snapshot(1000.0 + passed, 1e9 + passed + slept + jumped, boot_at=1000.0 + passed + slept)
-    gap = find_gap(before, now, Policies().gpu) or TurnGap(now.at, 0.0, 0.0)
-    assert (gap.stalled > 0.0) == (now.at - 1000.0 > 30.0)
-    if slept > 2.01:
-        assert gap.suspended == pytest.approx(slept, abs=0.01)
-    if slept < 1.99:
-        assert gap.suspended == 0.0
+def test_every_window_restarts_after_a_gap_and_only_then(passed: float, slept: float, jumped: float) -> None:
+    """Of the monotonic clock, or of the one that runs while the machine sleeps; the wall clock proves nothing."""
+    dead = {"memory": 0, "engine": False, "step": 6, "step_at": 300.0}
+    state, _ = run([snap(302.0, **dead), snap(304.0, **dead), snap(306.0, **dead)], healthy())  # type: ignore[arg-type]
+    at = 306.0 + passed
+    turn = snap(at, boot=at + slept, wall=1e9 + at + slept + jumped, **dead)  # type: ignore[arg-type]
+    after, (findings,) = run([turn], state)
+    assert (FindingKind.LOOP_STALLED in kinds(findings)) == (passed > 30.0)
+    if passed > 30.0 or slept > 2.01:
+        assert after.start.of("gpu0").since == pytest.approx(at)
+    elif passed < 6.0 and slept < 1.99:
+        assert after.start.of("gpu0").since == 302.0
 
 
-def test_clocks_that_go_back_or_stand_still_are_no_hole() -> None:
-    before = GapsState(1000.0, 1000.0, Rhythm(1000.0, (2.0,) * 5))
-    for at in (1000.0, 3.0):
-        assert find_gap(before, Snapshot(at, 1e9, boot_at=at), Policies().gpu) is None
+def test_clocks_that_go_back_or_stand_still_are_no_gap() -> None:
+    for at in (302.0, 3.0):
+        _, (findings,) = run([snap(at, boot=at)], run([snap(302.0)], healthy())[0])
+        assert FindingKind.LOOP_STALLED not in kinds(findings)
 
 
-def test_only_windows_begin_anew() -> None:
-    state = (
-        GapsState(stalls=(TurnGap(1.0, 40.0, 0.0),)),
-        Held(1.0, 3, 5.0),
-        Rhythm(4.0, (2.0,)),
-        7,
-        "x",
-    )
-    assert begin_anew(state) == (state[0], NOT_HELD, *state[2:])
+@pytest.mark.parametrize(("bridges", "since"), [(0.0, None), (30.0, 2.0), (float("inf"), 2.0)])
+def test_what_could_not_be_observed_ends_a_short_window(bridges: float, since: float | None) -> None:
+    window = Window(armed=True, since=2.0, last=6.0, samples=3, bridges=bridges)
+    assert window.observe(None, 10.0).since == since
+    assert window.observe(None, 10.0).armed
+
+
+def test_a_long_window_bridges_a_gap_and_does_not_count_it() -> None:
+    window = Window(armed=True, since=0.0, last=100.0, samples=50, bridges=30.0)
+    bridged = window.observe(False, 125.0, gap=6.0)
+    assert (bridged.since, bridged.seconds) == (25.0, 100.0)
+    assert window.observe(False, 105.0, gap=6.0).seconds == 105.0, "the sensor's own interval counts"
+    assert window.observe(False, 131.0, gap=6.0).seconds == 0.0
+    assert window.observe(None, 131.0).since is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.floats(0.5, 40.0)), max_size=30))
+def test_a_window_counts_only_if_it_was_healthy_and_fails_now(readings: list[tuple[bool | None, float]]) -> None:
+    window, at, healthy_once, last = Window(), 0.0, False, None
+    for good, passed in readings:
+        at, last = at + passed, good
+        window = window.observe(good, at)
+        healthy_once = healthy_once or good is True
+        assert window.counts() == (healthy_once and last is False)
+        assert window.seconds <= at
 
 
 def test_a_machine_that_stays_slow_is_watched_at_its_own_pace() -> None:
@@ -209,5 +224,6 @@ def test_a_machine_that_stays_slow_is_watched_at_its_own_pace() -> None:
     found.quiet(600)
     found.memory[0], found.engines = 0, []
     finding, took = found.until_verdict(600)
-    assert finding.kind is FindingKind.SILENT_DEATH
+    assert finding.verdict is Verdict.RESTART
+    assert FindingKind.SILENT_DEATH in found.kinds()
     assert took <= 4 * 45

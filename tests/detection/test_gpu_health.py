@@ -1,22 +1,18 @@
-"""XIDs, ECC errors and throttled clocks."""
+"""XIDs and throttled clocks."""
 
-from podwatch.detection.base import Look
-from podwatch.detection.gpu_faults import DETECTOR, TABLE, XidAction, fix, meaning
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import Progress
+from podwatch.detection.warnings import meaning, xids
 from podwatch.domain.finding import Finding, Severity, Verdict
 from podwatch.domain.snapshot import GpuSample, HostSample, Snapshot, XidEvent, observed
-from tests.drivers.detection import judging
+from tests.drivers.detection import RuleAlone, judging
 
 POLICIES = judging(gpu__inference=(0,), gpu__trainer=(1,))
 
 
 class Desk:
     def __init__(self) -> None:
-        self.state = DETECTOR.initial()
+        self.rule = RuleAlone("gpu-health")
         self.now = 0.0
         self.xids: tuple[XidEvent, ...] = ()
-        self.ecc: int | None = 0
         self.throttled: tuple[str, ...] = ()
         self.findings: dict[str, Finding] = {}
 
@@ -24,17 +20,15 @@ class Desk:
         end = self.now + seconds
         while self.now < end:
             gpus = tuple(
-                GpuSample(i, f"u{i}", "H100", ecc_uncorrected=ecc, throttled=throttled)
-                for i, ecc, throttled in ((0, self.ecc, self.throttled), (1, 7, ()), (2, 7, ()))
+                GpuSample(i, f"u{i}", "H100", throttled=throttled)
+                for i, throttled in ((0, self.throttled), (1, ()), (2, ()))
             )
             snapshot = Snapshot(
                 at=self.now, wall=self.now, gpus=observed(gpus, self.now),
                 host=observed(HostSample(1, 1, xids=self.xids, xids_watched=True), self.now),
             )  # fmt: skip
-            turn = DETECTOR.advance(self.state, Look(snapshot, Progress(), Learned(), POLICIES))
-            self.state = turn.state
-            self.findings = {f.key: f for f in turn.findings}
-            assert all(f.verdict is Verdict.NONE for f in turn.findings)
+            self.findings = {f.key: f for f in self.rule.ask(snapshot, POLICIES)}
+            assert all(f.verdict is Verdict.NONE for f in self.findings.values())
             self.now += 10.0
         return set(self.findings)
 
@@ -66,19 +60,6 @@ def test_what_is_to_be_ignored_and_other_peoples_gpus_are_not_told() -> None:
     assert desk.run(60.0) == set()
 
 
-def test_new_ecc_errors_are_told_and_old_ones_are_not() -> None:
-    desk = Desk()
-    desk.ecc = 4
-    assert desk.run(60.0) == set()
-    desk.ecc = 6
-    assert desk.run(10.0) == {"gpu-fault:gpu0-ecc"}
-    assert "2 uncorrected" in desk.findings["gpu-fault:gpu0-ecc"].summary
-    desk.ecc = 0  # the driver was loaded anew
-    assert desk.run(10.0) == {"gpu-fault:gpu0-ecc"}
-    desk.ecc = None
-    assert desk.run(25 * 3600.0) == set()
-
-
 def test_throttling_is_told_when_it_lasts() -> None:
     desk = Desk()
     desk.throttled = ("hw-thermal",)
@@ -95,13 +76,13 @@ def test_throttling_is_told_when_it_lasts() -> None:
 
 
 def test_the_table_of_xids() -> None:
-    assert meaning(79).action is XidAction.REBOOT
-    assert meaning(13).action is XidAction.APPLICATION
-    assert meaning(48).action is XidAction.RESET
-    assert meaning(74).action is XidAction.HARDWARE
-    assert meaning(63).action is XidAction.NOTHING
-    assert meaning(999).action is XidAction.APPLICATION
-    for code, known in TABLE.items():
-        assert known.code == code
+    assert len(xids()) == 71
+    assert "reboot the pod" in meaning(79).fix
+    assert "reset the GPU" in meaning(48).fix
+    assert "provider" in meaning(74).fix
+    assert meaning(63).severity is None
+    assert (meaning(999).fix, meaning(999).severity) == (meaning(13).fix, Severity.WARNING)
+    for known in xids().values():
         assert known.what
-        assert fix(known.action)
+        assert known.fix
+        assert (known.shown > 0) == (known.severity is not None)

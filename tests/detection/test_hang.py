@@ -55,6 +55,25 @@ def test_idle_gpus_with_work_waiting_agree_at_once_and_without_only_later() -> N
     assert 1790 <= stands(world()).until_verdict(2 * LIMIT)[1] <= 1830
 
 
+def test_a_stopped_process_is_named_with_the_command_that_continues_it() -> None:
+    found = stands(world())
+    found.others = [replace(p, state="T") if p.role is ProcessRole.TRAINER else p for p in found.others]
+    finding, _ = found.until_verdict(2 * LIMIT)
+    assert "trainer (process 14) is stopped (state T)" in finding.summary
+    assert "kill -CONT 14" in finding.summary
+
+
+def test_a_run_that_never_made_a_step_is_only_reported() -> None:
+    """podwatch may be unable to see its steps; everything else stands still too."""
+    found = world()
+    found.trainer = {"started_at": 1.0}  # the only step was before this start
+    found.stepping = False
+    found = stands(found, running=4.0)
+    found.quiet(2 * 4200)
+    (finding,) = (f for f in found.findings if f.kind is FindingKind.HANG)
+    assert (finding.subject, finding.verdict) == ("start-up", Verdict.NONE)
+
+
 def test_tool_bound_rollouts_of_half_an_hour_are_no_hang() -> None:
     found = stands(world())
     found.quiet(1750)

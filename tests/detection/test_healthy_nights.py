@@ -6,13 +6,10 @@ import pytest
 
 from tests.detection.looks import GIB, URL, World, process, world
 from tests.drivers.detection import (
-    ExitStatus,
     FindingKind,
     Health,
     InferenceSample,
     ProcessRole,
-    ProcessSample,
-    RequiredExit,
     SensorState,
     unobserved,
 )
@@ -61,13 +58,6 @@ def finetuning() -> World:
     return found
 
 
-def gone(found: World, *ended: ProcessSample) -> None:
-    old = found.trainer.get("required_exits", ())
-    assert isinstance(old, tuple)
-    exits = tuple(RequiredExit(p.identity, p.role, p.name, ExitStatus(0), found.now) for p in ended)
-    found.trainer = {"required_exits": (*old, *exits)}
-
-
 @pytest.mark.parametrize("reborn", [False, True])
 @pytest.mark.parametrize("main", [False, True])
 def test_a_server_that_a_run_starts_for_its_evaluations_may_end(main: bool, reborn: bool) -> None:
@@ -91,17 +81,40 @@ def test_a_server_that_a_run_starts_for_its_evaluations_may_end(main: bool, rebo
         found.servers.remove(EVAL_SERVER)
         found.engines.remove(EVAL_ENGINE)
         found.inference[EVAL_URL] = InferenceSample(EVAL_URL, Health.REFUSED, discovered=True)
-        gone(found, EVAL_SERVER, EVAL_ENGINE)
         found.stepping, found.generating = True, generating
         found.quiet(600)
         assert not found.findings
     if main:
         found.servers, found.engines = [], []
-        gone(found, process(11, ProcessRole.INFERENCE), process(12, ProcessRole.ENGINE, (0,)))
         found.inference[URL] = InferenceSample(URL, Health.REFUSED, discovered=True)
         finding, took = found.until_verdict(30)
         assert finding.kind in (FindingKind.SILENT_DEATH, FindingKind.REQUIRED_CHILD_EXITED)
         assert took <= 15
+
+
+@pytest.mark.parametrize("reborn", [False, True])
+def test_an_evaluations_server_that_ends_while_the_engine_inside_the_trainer_sleeps(reborn: bool) -> None:
+    """The memory falls, and an engine ends: but not one that training needs. ``reborn``: podwatch is restarted then."""
+    found = trainer_alone()
+    found.quiet(240)
+    found.servers, found.engines = [EVAL_SERVER], [EVAL_ENGINE]
+    found.quiet(120)
+    found.servers, found.engines, found.memory[0] = [], [], 25 * GIB
+    if reborn:
+        found.state = reborn_state(found.state, found.policies)
+    found.quiet(300)
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_an_orchestrator_that_printed_its_finish_line_is_not_missed_while_the_trainer_saves(printed: bool) -> None:
+    """Where the target is not known, nothing else shows that the run is about to end."""
+    found = world()
+    found.quiet(120)
+    found.others = [p for p in found.others if p.role is not ProcessRole.ORCHESTRATOR]
+    found.trainer = {"finished": frozenset({ProcessRole.ORCHESTRATOR} if printed else ())}
+    found.stepping = found.generating = False
+    kinds = {finding.kind for findings in found.turns(1200) for finding in findings}
+    assert (FindingKind.REQUIRED_CHILD_EXITED in kinds) is not printed
 
 
 @pytest.mark.parametrize("role", [ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER])
@@ -109,7 +122,6 @@ def test_a_child_that_ended_hours_of_steps_ago_is_no_death_in_the_next_long_wait
     found = world()
     found.quiet(120)
     found.others = [p for p in found.others if p.role is not role]
-    gone(found, process(90, role))
     found.quiet(1800)
     found.stepping = found.generating = False  # an evaluation of the trainer's own
     found.quiet(1400)

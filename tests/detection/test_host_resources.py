@@ -3,17 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from podwatch.config.settings import Policies, ResourceSettings
-from podwatch.detection.base import Look
-from podwatch.detection.host_resources import DETECTOR, OOM_SHOWN_SECONDS
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import Progress
-from podwatch.detection.windows import QUIET
+from podwatch.detection.warnings import OOM_SHOWN_SECONDS
 from podwatch.domain.finding import Finding, Severity, Verdict
 from podwatch.domain.snapshot import (
+    DiskSample,
     FileUse,
     HostSample,
     SensorState,
@@ -21,7 +16,7 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from tests.support.examples import examples
+from tests.drivers.detection import RuleAlone
 
 GIB = 1 << 30
 FINE = HostSample(
@@ -33,8 +28,8 @@ class Desk:
     """The detector alone, fed one host sample every 10 s."""
 
     def __init__(self, policy: ResourceSettings | None = None) -> None:
-        self.policies = Policies(resources=policy or ResourceSettings())
-        self.state = DETECTOR.initial()
+        self.policies = Policies(resources=policy or ResourceSettings(), nofile=1000)
+        self.rule = RuleAlone("resources")
         self.now = 0.0
         self.findings: dict[str, Finding] = {}
 
@@ -43,10 +38,8 @@ class Desk:
             reading = observed(host, self.now) if host else unobserved(SensorState.BLIND, self.now, "gone")
             for at in (self.now, self.now + 4.0):  # a reading is seen by several turns
                 snapshot = Snapshot(at=at, wall=at, host=reading)  # type: ignore[arg-type]
-                turn = DETECTOR.advance(self.state, Look(snapshot, Progress(), Learned(), self.policies))
-                self.state = turn.state
-                assert all(f.verdict is Verdict.NONE and not f.confirmed for f in turn.findings)
-            self.findings = {f.key: f for f in turn.findings}
+                self.findings = {f.key: f for f in self.rule.ask(snapshot, self.policies)}
+                assert all(f.verdict is Verdict.NONE and not f.confirmed for f in self.findings.values())
             self.now += 10.0
         return set(self.findings)
 
@@ -102,8 +95,20 @@ def test_what_the_machine_does_not_tell_is_never_full() -> None:
     assert Desk().see(blind, 20) == set()
     desk = Desk()
     desk.see(used("shm-low", 0.99), 3)
+    assert desk.see(None, 3) == set()
+    assert desk.see(used("shm-low", 0.99)) == {"shm-low"}, "it was only not observed"
     assert desk.see(None, 20) == set()
-    assert desk.see(used("shm-low", 0.99)) == {"shm-low"}
+    assert desk.see(used("shm-low", 0.99)) == set(), "nobody knows what happened meanwhile"
+    assert desk.see(used("shm-low", 0.99), 2) == {"shm-low"}
+
+
+def test_a_limit_of_open_files_below_the_configured_one_is_shown_while_it_is_so() -> None:
+    desk = Desk()
+    few, more = FileUse(7, "engine", 10, 999), FileUse(8, "worker", 10, 1000)
+    assert desk.see(replace(FINE, files=(few,))) == {"files-low:limit"}
+    assert desk.findings["files-low:limit"].severity is Severity.INFO
+    assert desk.see(replace(FINE, files=(few, more))) == set(), "one process has lowered its own"
+    assert desk.see(replace(FINE, files=())) == set(), "not observed"
 
 
 def test_an_oom_kill_is_critical_and_stays_for_an_hour() -> None:
@@ -124,30 +129,11 @@ def test_a_new_group_counts_from_zero() -> None:
     assert desk.see(replace(FINE, oom_kills=1)) == {"out-of-memory"}
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from([None, False, True]), st.sampled_from([False, True]), st.floats(0.1, 50.0))),
-    st.floats(0.0, 30.0),
-    st.floats(0.0, 60.0),
-)
-@settings(max_examples=examples(200))
-def test_a_latch_is_raised_and_cleared_only_after_its_times(
-    looks: list[tuple[bool | None, bool, float]], hold: float, release: float
-) -> None:
-    latch, now = QUIET, 0.0
-    gone_since: float | None = None
-    for over, below, gap in looks:
-        now += gap
-        gone = below and over is False
-        before = latch
-        latch = latch.update(over, now, hold=hold, gone=gone if over is not None else None, release=release)
-        if latch.raised and not before.raised:
-            assert over
-            assert latch.since is not None
-            assert now - latch.since >= hold
-        if before.raised and over is None:
-            assert latch == before
-        if before.raised and not latch.raised:
-            assert gone
-            assert now - (gone_since if gone_since is not None else now) >= release
-        if over is not None:
-            gone_since = (gone_since if gone_since is not None else now) if gone else None
+def test_a_disk_and_its_inodes_are_rows_like_the_others_and_no_cause_for_alarm() -> None:
+    rule, policies = RuleAlone("resources"), Policies()
+    full = DiskSample("/app", 100, 99, 1, 1000, 5)
+    for at in (0.0, 10.0, 20.0):
+        found = rule.ask(Snapshot(at=at, wall=at, disk=observed(full, at)), policies)
+        assert {(f.kind, f.severity, f.since) for f in found} == {
+            ("disk-high", Severity.WARNING, 0.0), ("inodes-low", Severity.WARNING, 0.0),
+        }  # fmt: skip

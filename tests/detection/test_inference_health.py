@@ -2,8 +2,18 @@
 
 from dataclasses import replace
 
-from tests.detection.looks import URL, World, kills, world
-from tests.drivers.detection import FindingKind, Health, InferenceSample, Liveness, SensorState, Severity, unobserved
+from tests.detection.looks import URL, World, kills, process, world
+from tests.drivers.detection import (
+    FindingKind,
+    Health,
+    InferenceSample,
+    Liveness,
+    ProcessIdentity,
+    ProcessRole,
+    SensorState,
+    Severity,
+    unobserved,
+)
 
 OTHER = "http://127.0.0.1:8101"
 
@@ -55,7 +65,9 @@ def test_a_blink_a_timeout_and_a_stranger_are_no_death() -> None:
 
 def test_a_hole_begins_the_window_anew() -> None:
     found = blind_to_memory()
-    found.engines = []
+    found.engines.append(process(22, ProcessRole.ENGINE))  # one of two: the role itself is not gone
+    found.quiet(60)
+    del found.engines[0]
     for _ in range(5):
         found.inference[OTHER] = InferenceSample(OTHER, Health.REFUSED)
         found.quiet(7)
@@ -63,6 +75,30 @@ def test_a_hole_begins_the_window_anew() -> None:
         found.quiet(4)
         found.readings = held
     assert not kills(found.findings)
+
+
+def test_a_server_that_its_parent_ends_and_starts_again_is_no_death() -> None:
+    """It hung, refused, and was replaced: its end is evidence only if no other comes within seconds."""
+    found = world()
+    found.booted = 5000.0
+    found.readings["gpus"] = unobserved(SensorState.DENIED, 0.0, "no device")
+    found.quiet(120)
+    found.inference[URL] = InferenceSample(URL, Health.REFUSED)
+    found.quiet(20)
+    found.servers = []
+    found.quiet(4)
+    young = ProcessIdentity(31, int((found.now + 5000.0) * 100))
+    found.servers = [replace(process(31, ProcessRole.INFERENCE), identity=young)]
+    found.quiet(60)
+
+
+def test_a_server_that_ended_and_refuses_is_one() -> None:
+    found = world()
+    found.readings["gpus"] = unobserved(SensorState.DENIED, 0.0, "no device")
+    found.quiet(120)
+    found.inference[URL] = InferenceSample(URL, Health.REFUSED)
+    found.servers = []
+    assert found.until_verdict(20)[1] >= 8
 
 
 def test_liveness_with_the_engines_process_gone() -> None:

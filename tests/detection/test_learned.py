@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
-from podwatch.detection.run_detectors import initial
+from podwatch.detection.rules import initial
 from podwatch.domain.facts import Facts
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Snapshot
@@ -20,7 +20,6 @@ from tests.detection.looks import GIB, world
 ABOUT = ("run-a prime-rl", "[0] [1]")
 FULL = Learned(
     gpu_baseline_bytes=((0, 60 * GIB),),
-    gpu_windows=((0, 12),),
     step_seconds=(3.0, 5.0),
     gap_seconds=(3.0, 5.0),
     save_seconds=(40.0,),
@@ -39,7 +38,6 @@ some = st.builds(
     gpu_baseline_bytes=st.dictionaries(st.integers(0, 7), st.integers(0, 1 << 40)).map(
         lambda d: tuple(sorted(d.items()))
     ),
-    gpu_windows=st.just(((0, 3),)),
     step_seconds=seconds,
     gap_seconds=seconds,
     save_seconds=seconds,
@@ -98,7 +96,7 @@ def test_another_run_or_other_gpus_forget_it(run: str, gpus: str, kept: Learned)
 def test_only_configured_gpus_keep_their_figures() -> None:
     policies = world(gpu__inference=(1,)).policies
     learned = initial(policies, FULL).learned
-    assert (learned.gpu_baseline_bytes, learned.gpu_windows) == ((), ())
+    assert learned.gpu_baseline_bytes == ()
 
 
 def test_no_list_grows_without_end() -> None:
@@ -119,18 +117,12 @@ def test_the_status_shows_each_figure_with_its_observations() -> None:
     assert shown["save_seconds"] == {"value": 40.0, "observations": 1}
     interval = {"value": FULL.median_save_gap_seconds, "observations": len(FULL.save_gaps)}
     assert shown["save_interval_seconds"] == interval
-    (gpu,) = shown["gpus"]
-    assert gpu["baseline_observations"] == 12
-    assert dict(FULL.observations) == {
-        "step": 2, "startup": 2, "save": 1, "save interval": len(FULL.save_gaps), "gpu0": 12,
-    }  # fmt: skip
+    assert shown["gpus"] == [{"index": 0, "baseline_bytes": 60 * GIB}]
 
 
-def test_observations_are_counted_as_the_run_goes_on() -> None:
+def test_it_is_learned_as_the_run_goes_on() -> None:
     found = world()
     found.quiet(120)
     learned = found.state.learned
-    assert (learned.baseline(0), learned.windows(0)) == (60 * GIB, 4)
+    assert learned.baseline(0) == 60 * GIB
     assert learned.median_step_seconds == 20.0
-    found.quiet(120)
-    assert found.state.learned.windows(0) == 8

@@ -1,13 +1,10 @@
 """Log rules as findings."""
 
 from podwatch.config.settings import Policies
-from podwatch.detection.base import Look
-from podwatch.detection.learned import Learned
-from podwatch.detection.log_rules import DETECTOR
-from podwatch.detection.progress import Progress
 from podwatch.domain.finding import Finding, Severity, Verdict
 from podwatch.domain.snapshot import LogMatch, Reading, SensorState, Snapshot, observed, unobserved
 from podwatch.domain.trainer_log import LogRule
+from tests.drivers.detection import RuleAlone
 
 POLICIES = Policies(
     log_rules=(
@@ -19,15 +16,13 @@ POLICIES = Policies(
 
 class Desk:
     def __init__(self) -> None:
-        self.state = DETECTOR.initial()
+        self.rule = RuleAlone("log-rules")
         self.findings: dict[str, Finding] = {}
 
     def see(self, *matches: LogMatch, reading: Reading[tuple[LogMatch, ...]] | None = None) -> set[str]:
         snapshot = Snapshot(at=100.0, wall=100.0, logs=reading or observed(matches, 100.0))
-        turn = DETECTOR.advance(self.state, Look(snapshot, Progress(), Learned(), POLICIES))
-        self.state = turn.state
-        self.findings = {f.key: f for f in turn.findings}
-        assert all(f.verdict is Verdict.NONE and not f.confirmed for f in turn.findings)
+        self.findings = {f.key: f for f in self.rule.ask(snapshot, POLICIES)}
+        assert all(f.verdict is Verdict.NONE and not f.confirmed for f in self.findings.values())
         return set(self.findings)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.detection.one_finding_per_failure import (
+from podwatch.detection.merge import (
     BEFORE_SECONDS,
     NOTHING,
     OPERATOR,

@@ -10,19 +10,19 @@ from tests.drivers.detection import (
     ATTACH_EXIT_WAIT_SECONDS,
     ATTACHED_ID,
     INTERRUPTED,
-    NO_ENDINGS,
     TERMINAL_WAIT_SECONDS,
-    Endings,
     ExitStatus,
     LogMatch,
+    Policies,
     ProcessIdentity,
     ProcessRole,
+    ProcessSample,
     Snapshot,
     Supervision,
     TrainerSample,
     acts,
     advance,
-    follow_endings,
+    ended_roles,
     initial,
     observed,
     operator_wait,
@@ -111,16 +111,22 @@ def sample(*, by_hand: bool = False, used: float | None = None) -> TrainerSample
 
 def test_a_role_is_gone_when_its_last_process_is_and_back_when_one_is() -> None:
     tree = (LAUNCHER, SERVER, ENGINE, ORCHESTRATOR, TRAINER)
-    state = follow_endings(NO_ENDINGS, tree, 10.0)
-    assert state.gone == ()
-    assert follow_endings(state, tree, 12.0) is state
     fork = process(99, ProcessRole.ORCHESTRATOR)
-    forked = follow_endings(follow_endings(state, (*tree, fork), 14.0), tree, 16.0)
-    assert forked.gone == (), "a fork that ends is no end of a role"
-    less = follow_endings(state, tree[:-1], 18.0)
-    assert dict(less.gone) == {"trainer": 18.0, "the trainer's CUDA contexts": 18.0}
-    assert follow_endings(less, tree, 20.0).gone == (), "replaced"
-    assert follow_endings(less, tree[:-1], 20.0).gone == less.gone, "first missed, not last"
+
+    def after(*trees: tuple[ProcessSample, ...]) -> dict[str, float]:
+        state = initial(Policies())
+        for number, one in enumerate((tree, tree, *trees)):
+            trainer = replace(sample(), descendants=one)
+            at = 10.0 + 2.0 * number
+            state, _ = advance(state, Snapshot(at, at, trainer=observed(trainer, at)), Policies())
+        return ended_roles(state)
+
+    assert after() == {}
+    assert after((*tree, fork), tree) == {}, "a fork that ends is no end of a role"
+    left = tree[:-1]
+    assert after(left) == {"trainer": 14.0, "the trainer's CUDA contexts": 14.0}
+    assert after(left, tree) == {}, "replaced"
+    assert after(left, left) == after(left), "first missed, not last"
 
 
 @pytest.mark.parametrize(
@@ -135,19 +141,21 @@ def test_a_role_is_gone_when_its_last_process_is_and_back_when_one_is() -> None:
 def test_the_operator_of_an_attached_trainer_has_time(used: float | None, wait: float) -> None:
     trainer = sample(by_hand=True, used=used)
     for at in (1000.0, 1000.0 + wait - 0.5):
-        found = operator_wait(NO_ENDINGS, look(at), trainer, 1000.0)
+        found = operator_wait({}, look(at), trainer, 1000.0)
         assert found is not None
         assert found.seconds == pytest.approx(1000.0 + wait - at)
-    assert operator_wait(NO_ENDINGS, look(1000.0 + wait), trainer, 1000.0) is None
-    later = Endings(gone=(("trainer", 1030.0),))
+    assert operator_wait({}, look(1000.0 + wait), trainer, 1000.0) is None
+    later = {"trainer": 1030.0}
     assert operator_wait(later, look(1000.0 + wait), trainer, 1000.0) is not None, "the last end counts"
     assert operator_wait(later, look(1030.0 + wait), trainer, 1000.0) is None
 
 
 def test_an_engine_of_ours_that_goes_alone_waits_for_nobody() -> None:
-    gone = Endings(gone=(("engine", 1000.0), ("inference", 1004.0)))
+    gone = {"engine": 1000.0, "inference": 1004.0}
     assert operator_wait(gone, look(1008.0), sample(), 1000.0) is None
-    long_ago = Endings(gone=(("engine", 1000.0), ("orchestrator", 930.0)))
+    with_another = {"engine": 1000.0, "orchestrator": 1003.0}
+    assert operator_wait(with_another, look(1008.0), sample(), 1000.0) is not None, "the whole run may be ending"
+    long_ago = {"engine": 1000.0, "orchestrator": 930.0}
     assert operator_wait(long_ago, look(1008.0), sample(), 1000.0) is None
 
 
@@ -156,4 +164,4 @@ def test_an_engine_of_ours_that_goes_alone_waits_for_nobody() -> None:
 def test_an_interrupt_in_the_log(role: str, last: float, waits: bool) -> None:
     """vLLM passes SIGTERM around while it dies, and an old line says nothing about this end."""
     logs = (LogMatch(INTERRUPTED, role, 1, last, last, "KeyboardInterrupt"),)
-    assert (operator_wait(NO_ENDINGS, look(1008.0, logs=logs), sample(), 1000.0) is not None) is waits
+    assert (operator_wait({}, look(1008.0, logs=logs), sample(), 1000.0) is not None) is waits

@@ -12,8 +12,8 @@ from tests.drivers.detection import (
     HostSample,
     LogMatch,
     LogRule,
+    ProcessEnd,
     ProcessRole,
-    RequiredExit,
     Supervision,
     judging,
 )
@@ -22,9 +22,9 @@ MEMORY = HostSample(100 << 30, 50 << 30, oom_kills=2)
 
 
 def gone(found: World, role: ProcessRole, status: ExitStatus = ExitStatus(0)) -> None:  # noqa: B008 - frozen
-    old = process(90, role)
+    ended = [p for p in found.others if p.role is role]
     found.others = [p for p in found.others if p.role is not role]
-    found.trainer = {"required_exits": (RequiredExit(old.identity, role, role.value, status, found.now),)}
+    found.trainer = {"ends": tuple(ProcessEnd(p.identity, role, status, found.now) for p in ended)}
 
 
 @pytest.mark.parametrize("role", [ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER])
@@ -66,6 +66,18 @@ def test_an_end_by_the_kernel_for_memory_is_told_apart(status: ExitStatus, after
     assert any(e.signal == "out of memory" and e.agreement is Agreement.AGREES for e in finding.evidence) is memory
 
 
+def test_a_process_that_bore_a_roles_name_for_one_reading_is_not_missed() -> None:
+    """A fork has its parent's name until it calls exec."""
+    found = world()
+    found.others = [p for p in found.others if p.role is not ProcessRole.ORCHESTRATOR]
+    found.quiet(60)
+    found.others.append(process(91, ProcessRole.ORCHESTRATOR))
+    found.run(2)
+    found.others.pop()
+    found.run(60)
+    assert found.kinds() == set()
+
+
 def test_an_old_oom_kill_explains_nothing() -> None:
     found = world()
     found.host = MEMORY
@@ -82,11 +94,10 @@ def test_a_child_killed_for_memory_is_told_so() -> None:
     found.quiet(60)
     found.host = replace(MEMORY, oom_kills=3)
     found.memory[0], found.engines, found.servers = 0, [], []
-    gone(found, ProcessRole.ENGINE, ExitStatus())
     found.run(20)
-    (child,) = (f for f in found.findings if f.kind is FindingKind.REQUIRED_CHILD_EXITED)
-    assert child.confirmed
-    assert "killed by the kernel because memory ran out" in child.summary
+    children = [f for f in found.findings if f.kind is FindingKind.REQUIRED_CHILD_EXITED]
+    assert [f.confirmed for f in children] == [True, True]
+    assert all("killed by the kernel because memory ran out" in f.summary for f in children)
 
 
 def test_a_log_rule_is_shown_and_does_not_count() -> None:

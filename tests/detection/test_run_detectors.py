@@ -4,20 +4,19 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from podwatch.detection import run_detectors
-from podwatch.detection.base import DetectorResult, Look
-from podwatch.detection.run_detectors import DETECTORS
+from podwatch.detection import rules
+from podwatch.detection.observe import Turn
+from podwatch.detection.verdict import judged
+from podwatch.detection.window import Signal, Window
 from tests.drivers.detection import (
     TICKS_PER_SECOND,
     Agreement,
-    CheckpointMark,
-    Desired,
     DetectionState,
     DiskSample,
-    ExitStatus,
     Finding,
     FindingKind,
     GpuSample,
@@ -30,7 +29,6 @@ from tests.drivers.detection import (
     ProcessSample,
     ProgressSample,
     ProgressSource,
-    RequiredExit,
     SensorState,
     Severity,
     Snapshot,
@@ -125,14 +123,7 @@ def test_memory_gone_with_the_engine_is_a_silent_death_with_its_evidence() -> No
         ("engine gone", {"engine": False}),
         ("health refused", {"health": Health.REFUSED}),
         ("health 503", {"health": Health.UNHEALTHY}),
-        (
-            "server ended with 0",
-            {
-                "required_exits": (
-                    RequiredExit(SERVER.identity, ProcessRole.INFERENCE, "inference", ExitStatus(0), 60.0),
-                )
-            },
-        ),
+        ("server ended with 0", {"server": False}),
     ],
 )
 def test_each_second_signal_is_enough(name: str, change: dict[str, object]) -> None:
@@ -148,9 +139,10 @@ def with_processes(snapshot: Snapshot, *more: ProcessSample) -> Snapshot:
 
 def test_an_engine_that_ended_long_ago_agrees_with_nothing_that_happens_now() -> None:
     """It was replaced, and everything works: a dip of the memory hours later has no second signal."""
-    gone = RequiredExit(process(77, ProcessRole.ENGINE).identity, ProcessRole.ENGINE, "EngineCore", ExitStatus(), 60.0)
-    state, _ = run((snap(60.0 + n, required_exits=(gone,)) for n in range(0, 60, 2)), healthy())
-    dip = (snap(900.0 + n, step_at=890.0, memory=EMPTY, required_exits=(gone,)) for n in range(0, 20, 2))
+    old = process(77, ProcessRole.ENGINE, cuda=False)
+    state, _ = run((with_processes(snap(60.0 + n), old) for n in range(0, 60, 2)), healthy())
+    state, _ = run((snap(120.0 + n) for n in range(0, 60, 2)), state)
+    dip = (snap(900.0 + n, step_at=890.0, memory=EMPTY) for n in range(0, 20, 2))
     assert not restarts(run(dip, state)[1])
 
 
@@ -294,130 +286,16 @@ def test_an_armed_detector_survives_a_restart_of_podwatch() -> None:
 def test_a_run_that_ends_may_let_its_engine_go(why: str) -> None:
     policy = judging(POLICY, max_steps=6) if why == "target" else POLICY
     state, _ = run((snap(float(n)) for n in range(0, 60, 2)), policy=policy)
-    gone = RequiredExit(SERVER.identity, ProcessRole.INFERENCE, "inference", ExitStatus(0), 60.0)
-    ending = [
-        snap(60.0 + n, memory=EMPTY, engine=False, server=False, health=Health.REFUSED, required_exits=(gone,),
-             finish_line=why == "finish line") for n in range(0, 60, 2)
-    ]  # fmt: skip
-    if why == "stopped":
-        ending = [replace(s, desired=Desired.STOPPED) for s in ending]
-    assert not restarts(run(ending, state, policy)[1])
-
-
-def ended(at: float, status: ExitStatus, **kw: object) -> Snapshot:
-    return snap(at, alive=False, exit=status, descendants=(), **kw)  # type: ignore[arg-type]
-
-
-def test_exits() -> None:
-    state = healthy()
-    for status in (ExitStatus(1), ExitStatus(signal=9), ExitStatus()):
-        (finding,) = restarts(run([ended(60.0, status)], state)[1])
-        assert finding.kind is FindingKind.TRAINER_EXITED
-        assert status.describe() in finding.summary
-    _, (finding,) = run([ended(60.0, ExitStatus(), finish_line=True)], state)
-    assert (finding.verdict, finding.confirmed) == (Verdict.FINISH, True)
-    _, findings = run([replace(ended(60.0, ExitStatus(1)), desired=Desired.STOPPED)], state)
-    assert not findings
-
-
-def test_an_exit_during_start_up_is_judged_at_once() -> None:
-    state, _ = run([snap(1.0, step=None, memory=EMPTY, engine=False, server=False, health=Health.REFUSED)])
-    assert restarts(run([ended(3.0, ExitStatus(2), step=None)], state)[1])
-
-
-def test_exit_zero_against_a_known_target() -> None:
-    policy = judging(POLICY, max_steps=100)
-    below, _ = run((snap(float(n), step=50) for n in range(0, 20, 2)), policy=policy)
-    assert restarts(run([ended(20.0, ExitStatus(0), step=50)], below, policy)[1])
-    last, _ = run((snap(float(n), step=99) for n in range(0, 20, 2)), policy=policy)
-    assert run([ended(20.0, ExitStatus(0), step=99)], last, policy)[1][0].verdict is Verdict.FINISH
-    assert restarts(run([ended(20.0, ExitStatus(1), step=99)], last, policy)[1]), "a crash is a crash"
-
-
-def test_an_end_at_the_target_is_the_end_of_the_run_once_its_checkpoint_is_complete() -> None:
-    """Of an attached trainer, or one whose supervisor was killed, nobody learns how it ended."""
-    policy = judging(POLICY, max_steps=100)
-    last, _ = run((snap(float(n), step=100) for n in range(0, 20, 2)), policy=policy)
-
-    def saved(newest: int, status: ExitStatus, **kw: object) -> Snapshot:
-        return replace(ended(20.0, status, **kw), checkpoint=CheckpointMark(newest, 10.0))
-
-    unknown = ExitStatus()
-    assert run([saved(100, unknown, step=100)], last, policy)[1][0].verdict is Verdict.FINISH
-    assert restarts(run([saved(90, unknown, step=100)], last, policy)[1]), "its last save is not there: train on"
-    assert restarts(run([saved(100, ExitStatus(1), step=100)], last, policy)[1]), "a crash is a crash"
-    nothing_to_do, _ = run([snap(1.0, step=None)], policy=policy)
-    assert run([saved(100, ExitStatus(0), step=None)], nothing_to_do, policy)[1][0].verdict is Verdict.FINISH
-    assert restarts(run([saved(90, ExitStatus(0), step=None)], nothing_to_do, policy)[1])
-
-
-def test_exit_zero_without_a_target_is_tried_once_more() -> None:
-    state = healthy()
-    state, findings = run((ended(60.0 + n, ExitStatus(0)) for n in range(0, 10, 2)), state)
-    assert restarts(findings)
-    # A podwatch that was restarted in between says the same about the same exit.
-    reborn = initial(Policies(detection=POLICY), Learned.from_json(state.learned.to_json()))
-    assert restarts(run([ended(70.0, ExitStatus(0))], reborn)[1])
-    second = {"start_id": "s2", "started_at": 80.0}
-    again, _ = run((snap(80.0 + n, step=5, step_at=81.0, **second) for n in range(0, 10, 2)), state)  # type: ignore[arg-type]
-    _, findings = run([ended(92.0, ExitStatus(0), step=5, step_at=81.0, **second)], again)
-    assert findings[0].verdict is Verdict.FINISH, "the same step shown again is no new step"
-    moved, _ = run((snap(80.0 + n, step=6, step_at=81.0, **second) for n in range(0, 10, 2)), state)  # type: ignore[arg-type]
-    assert restarts(run([ended(92.0, ExitStatus(0), step=6, step_at=81.0, **second)], moved)[1])
-
-
-def test_an_attached_trainer_that_ends_is_given_two_minutes() -> None:
-    state = healthy()
-    attached = {"supervision": Supervision.ATTACH, "start_id": "attach-1-10"}
-    state, findings = run((ended(60.0 + n, ExitStatus(), **attached) for n in range(0, 110, 2)), state)
-    assert [f.confirmed for f in findings] == [False]
-    assert restarts(run((ended(170.0 + n, ExitStatus(), **attached) for n in range(0, 20, 2)), state)[1])
-
-
-def test_a_wrapper_that_ends_is_not_the_end_of_what_it_started() -> None:
-    """``bash start.sh`` may end while the trainer it started goes on; without steps it is taken for dead after all."""
-    attached = {"supervision": Supervision.ATTACH, "alive": False, "exit": ExitStatus()}
-    state, step = healthy(), 5
-    for n in range(0, 1200, 2):
-        step = 5 + n // 200
-        turn = snap(60.0 + n, step=step, step_at=60.0 + n - n % 200, **attached)
-        state, findings = run([turn], state)
-        assert not restarts(findings)
-    assert "still train" in findings[0].suggestion
-    still = (snap(1260.0 + n, step=step, step_at=1100.0, tokens=1.0, **attached) for n in range(0, 1200, 2))
-    assert restarts(run(still, state)[1])
-    engine_only = {"descendants": (ENGINE, SERVER), **attached}
-    left = (snap(60.0 + n, **engine_only) for n in range(0, 130, 2))
-    assert restarts(run(left, healthy())[1]), "an engine that outlived its trainer is no training"
-
-
-def test_a_clean_exit_far_below_the_last_one_is_a_crash() -> None:
-    state, _ = run(snap(float(n), step=47, step_at=1.0) for n in range(2, 20, 2))
-    state, _ = run([ended(20.0, ExitStatus(0), step=47, step_at=1.0)], state)
-    second = {"start_id": "s2", "started_at": 80.0}
-    for reached, verdict in ((44, Verdict.RESTART), (46, Verdict.FINISH), (47, Verdict.FINISH), (50, Verdict.RESTART)):
-        last = {"step": reached, "step_at": 92.0, **second}
-        turns = (snap(92.0 + n, **last) for n in range(0, 4, 2))  # type: ignore[arg-type]
-        again, _ = run(turns, state)
-        _, findings = run([ended(97.0, ExitStatus(0), **last)], again)  # type: ignore[arg-type]
-        judged = [f for f in findings if f.kind is not FindingKind.LOOP_STALLED]
-        assert (reached, judged[0].verdict) == (reached, verdict)
-
-
-def test_a_required_child_needs_a_second_signal_and_has_one_even_in_start_up() -> None:
-    gone = RequiredExit(SERVER.identity, ProcessRole.INFERENCE, "inference", ExitStatus(0), 60.0)
-    fine = (snap(60.0 + n, server=False, required_exits=(gone,)) for n in range(0, 60, 2))
+    fine = (snap(60.0 + n, server=False) for n in range(0, 60, 2))
     _, findings = run(fine, healthy())
     assert [(f.kind, f.confirmed) for f in findings] == [(FindingKind.REQUIRED_CHILD_EXITED, False)]
-    broken = (
-        snap(
-            60.0 + n, step=None, memory=EMPTY, engine=False, server=False, health=Health.REFUSED, required_exits=(gone,)
-        )
-        for n in range(0, 20, 2)
-    )
-    (finding,) = restarts(run(broken)[1])
-    assert finding.kind is FindingKind.REQUIRED_CHILD_EXITED
-    replaced_ = (snap(60.0 + n, required_exits=(gone,)) for n in range(0, 60, 2))
+    loading = {"step": None, "memory": EMPTY, "health": Health.REFUSED}
+    state, _ = run(snap(float(n), **loading) for n in range(0, 10, 2))  # type: ignore[arg-type]
+    broken = (snap(10.0 + n, engine=False, server=False, **loading) for n in range(0, 20, 2))  # type: ignore[arg-type]
+    assert {f.kind for f in restarts(run(broken, state)[1])} == {FindingKind.REQUIRED_CHILD_EXITED}
+    alone = (snap(10.0 + n, server=False, **loading) for n in range(0, 60, 2))  # type: ignore[arg-type]
+    assert not restarts(run(alone, state)[1]), "a server that never was healthy agrees with nothing"
+    replaced_ = (snap(60.0 + n) for n in range(0, 60, 2))
     assert not run(replaced_, healthy())[1]
 
 
@@ -545,7 +423,8 @@ def test_an_engine_that_is_older_than_podwatch_is_missed_at_once(engines: int, l
     state, _ = run(at(float(n), *tree, memory=FULL) for n in range(0, 10, 2))
     state = replace(state, learned=state.learned.saw("gpu0"))  # the podwatch before had seen it full
     gone = (at(10.0 + n, *tree[1:], memory=EMPTY) for n in range(0, 20, 2))
-    assert bool(restarts(run(gone, state)[1])) == restarted
+    deaths = [f for f in restarts(run(gone, state)[1]) if f.kind is FindingKind.SILENT_DEATH]
+    assert bool(deaths) == restarted
 
 
 @pytest.mark.parametrize(("seconds", "restarted"), [(10, False), (60, True)])
@@ -555,29 +434,43 @@ def test_what_bore_an_engines_title_for_seconds_is_no_engine_that_is_missing(sec
     tree = (LAUNCHER, ORCHESTRATOR, TRAINER, ENGINE, SERVER, other)
     state, _ = run((snap(60.0 + n, descendants=tree) for n in range(0, seconds, 2)), healthy())
     at = 60.0 + seconds
-    gone = RequiredExit(other.identity, ProcessRole.ENGINE, "EngineCore", ExitStatus(), at, seen_for=float(seconds))
-    for exits in ((), (gone,)):
-        empty = (snap(at + n, memory=EMPTY, required_exits=exits) for n in range(0, 20, 2))
-        assert bool(restarts(run(empty, state)[1])) == restarted
+    empty = (snap(at + n, memory=EMPTY) for n in range(0, 20, 2))
+    assert bool(restarts(run(empty, state)[1])) == restarted
 
 
-class Broken:
-    name, kinds, needs, second, survives_restart = "broken", (), (), (), False
-
-    def initial(self) -> int:
-        return 7
-
-    def armed(self, state: int, learned: Learned) -> tuple[str, ...]:
-        return ()
-
-    def advance(self, state: int, look: Look) -> DetectorResult[int]:
-        raise ZeroDivisionError("a fault of ours")
+def broken(turn: Turn) -> tuple[Finding, ...]:
+    raise ZeroDivisionError("a fault of ours")
 
 
-def test_a_detector_that_fails_is_reported_and_the_others_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_detectors, "DETECTORS", (Broken(), *DETECTORS))
-    state, findings = advance(initial(Policies()), Snapshot(at=1.0, wall=1.0), Policies())
-    assert [(f.key, f.severity, f.confirmed) for f in findings] == [("sensor-blind:detector-broken", "critical", False)]
-    assert state.states["broken"] == 7
-    assert isinstance(state, DetectionState)
-    assert len(state.states) == len(DETECTORS) + 1
+def test_a_rule_that_fails_is_reported_and_the_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = healthy()
+    monkeypatch.setattr(rules, "RULES", (rules.Rule("broken", broken, ()), *rules.RULES))
+    full = snap(60.0, memory=EMPTY, engine=False)
+    _, findings = advance(state, replace(full, disk=observed(DiskSample("/", 100, 99, 1), 60.0)), POLICY)
+    assert [(f.key, f.severity, f.confirmed) for f in findings] == [
+        ("sensor-blind:detector-broken", "critical", False), ("disk-high", "warning", False),
+    ]  # fmt: skip
+
+
+def test_a_reading_that_cannot_be_understood_is_reported_and_the_others_are_taken() -> None:
+    """A fault of podwatch, or of a library below it: the guard stays."""
+    odd = replace(snap(60.0, memory=EMPTY), inference=observed((None,), 60.0))  # type: ignore[arg-type]
+    state, findings = advance(healthy(), odd, POLICY)
+    assert "sensor-blind:detector-observe-servers" in {f.key for f in findings}
+    assert state.start.of("gpu0").since == 60.0
+
+
+def test_only_two_modules_can_ask_for_a_restart() -> None:
+    """``verdict`` demands two windows that are armed and failing; of ``exits`` only the end of the launcher."""
+    folder = Path(rules.__file__).parent
+    asking = {path.name for path in folder.glob("*.py") if "verdict=Verdict.RESTART" in path.read_text()}
+    assert asking == {"verdict.py", "exits.py", "merge.py"}, "merge only repeats what was asked for"
+    assert (folder / "exits.py").read_text().count("Verdict.RESTART") == 1
+    armed, unarmed = Window(True, 0.0, 10.0, 5), Window(False, 0.0, 10.0, 5)
+    for first, second in ((armed, unarmed), (unarmed, armed), (armed, Window(True)), (Window(True), armed)):
+        signals = [Signal("x", "y", Agreement.AGREES, 10.0, window) for window in (first, second)]
+        finding = judged(FindingKind.SILENT_DEATH, "x", 0.0, signals[0], signals[1:], subject="s")
+        assert (finding.verdict, finding.confirmed) == (Verdict.NONE, False)
+    both = [Signal("x", "y", Agreement.AGREES, 10.0, armed)] * 2
+    assert judged(FindingKind.SILENT_DEATH, "x", 0.0, both[0], both[1:], subject="s").confirmed
+    assert not judged(FindingKind.SILENT_DEATH, "x", 0.0, both[0], both[1:], subject="s", waits="an operator").confirmed

@@ -22,7 +22,6 @@ from tests.drivers.detection import (
     ProcessIdentity,
     ProcessRole,
     ProcessSample,
-    RequiredExit,
     SensorState,
     Severity,
     Supervision,
@@ -114,6 +113,43 @@ def test_one_of_two_engines() -> None:
     del found.engines[1]
     found.inference[URL] = replace(found.inference[URL], health=Health.UNHEALTHY)
     assert proven(found) <= PROVEN_SECONDS + 1.0
+
+
+def of_unknown_names() -> World:
+    """A trainer of a layout of the operator's own: no process has a known name, and no context can be read."""
+    found = world(gpu__hold=HOLD)
+    found.booted = BOOTED
+    found.others = [process(10, ProcessRole.LAUNCHER), process(15, ProcessRole.OTHER), process(16, ProcessRole.OTHER)]
+    found.quiet(120)
+    found.poll = 0.5
+    return found
+
+
+def test_the_names_of_the_other_processes_need_not_be_known() -> None:
+    found = of_unknown_names()
+    engine_dies(found)
+    assert PROVEN_SECONDS <= proven(found) <= PROVEN_SECONDS + 1.0
+
+
+@pytest.mark.parametrize("health", [Health.UNHEALTHY, Health.REFUSED])
+def test_of_unknown_names_another_that_ends_or_a_server_that_only_refuses_speaks_against_it(health: Health) -> None:
+    found = of_unknown_names()
+    engine_dies(found, health)
+    if health is Health.UNHEALTHY:
+        found.others.pop()
+    else:
+        server_ends(found)
+    found.quiet(LONG)
+
+
+def test_helpers_of_the_engine_end_with_it() -> None:
+    found = of_unknown_names()
+    helper = replace(process(17, ProcessRole.OTHER), parent_pid=found.engines[0].identity.pid)
+    found.others.append(helper)
+    found.quiet(60)
+    found.others.remove(helper)
+    engine_dies(found)
+    proven(found)
 
 
 # -- what speaks against it
@@ -335,15 +371,11 @@ def test_an_old_replacement_does_not_hide_the_next_death() -> None:
 
 
 def test_a_role_that_lived_again_is_missing_only_since_it_went_again() -> None:
-    """An engine that was replaced late (its end is in the list) is replaced once more."""
+    """An engine that was replaced late is replaced once more."""
     found = healthy(gpu__hold=8.0)
-    found.servers = []
-    old = found.engines[0]
-    found.engines = []
+    found.servers, found.engines = [], []
     found.quiet(2.0)
     found.servers, found.engines = [young(111, ProcessRole.INFERENCE, found)], [young(112, ProcessRole.ENGINE, found)]
-    gone = RequiredExit(old.identity, ProcessRole.ENGINE, "engine", ExitStatus(), found.now - 2.0, 500.0)
-    found.trainer = {"required_exits": (gone,)}
     found.quiet(120.0)
     engine_dies(found, Health.REFUSED)
     found.quiet(4.0)  # it had been a verdict at the first look
@@ -351,22 +383,15 @@ def test_a_role_that_lived_again_is_missing_only_since_it_went_again() -> None:
     found.quiet(60.0)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_an_engine_that_was_replaced_while_the_tree_could_not_be_read(again: bool) -> None:
-    """The look that missed it came after its successor's start. ``again``: for the second time."""
+def test_an_engine_that_was_replaced_while_the_tree_could_not_be_read() -> None:
+    """The reading that missed it came after its successor's start."""
     found = healthy(gpu__hold=8.0)
-    old, seen_at = found.engines[0], found.now
-    before = RequiredExit(
-        old.identity, ProcessRole.ENGINE, "engine", ExitStatus(), seen_at - 900.0, 500.0, seen_at - 902.0
-    )
     engine_dies(found, Health.REFUSED)
     found.readings["trainer"] = unobserved(SensorState.DENIED, found.now, "permission denied")
     found.quiet(20.0)
     found.servers = [young(111, ProcessRole.INFERENCE, found)]
     found.quiet(40.0)
     del found.readings["trainer"]
-    gone = RequiredExit(old.identity, ProcessRole.ENGINE, "engine", ExitStatus(), found.now, 1500.0, seen_at)
-    found.trainer = {"required_exits": (before, gone) if again else (gone,)}
     found.quiet(120.0)
 
 

@@ -13,9 +13,9 @@ from tests.drivers.detection import (
     Finding,
     FindingKind,
     LogMatch,
+    ProcessEnd,
     ProcessIdentity,
     ProcessRole,
-    RequiredExit,
     SensorState,
     Severity,
     Supervision,
@@ -38,8 +38,8 @@ def pod(**detection: object) -> World:
 def end_trainer(found: World, status: ExitStatus = ExitStatus(), memory: int = 0) -> None:  # noqa: B008 - frozen
     old = process(14, ProcessRole.TRAINER)
     found.others = [p for p in found.others if p.role is not ProcessRole.TRAINER]
-    gone = RequiredExit(old.identity, ProcessRole.TRAINER, "torchrun", status, found.now)
-    found.trainer = {**found.trainer, "required_exits": (gone,)}
+    gone = ProcessEnd(old.identity, ProcessRole.TRAINER, status, found.now)
+    found.trainer = {**found.trainer, "ends": (gone,)}
     found.memory[1], found.stepping = memory, False
 
 

@@ -8,12 +8,9 @@ from hypothesis import strategies as st
 
 from podwatch.config.settings import Policies, TrainingHealthSettings
 from podwatch.detection import training_metrics
-from podwatch.detection.base import Look
-from podwatch.detection.learned import Learned
-from podwatch.detection.progress import Progress
-from podwatch.detection.training_metrics import DETECTOR
 from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.snapshot import Snapshot, Supervision, TrainerSample, TrainingMetrics, observed
+from tests.drivers.detection import RuleAlone
 
 FINE = {"reward": 0.5, "entropy": 0.4, "kl": 0.01, "grad_norm": 1.0, "loss": 0.1}
 SICK = [("entropy", 0.01, "entropy"), ("kl", 0.9, "kl"), ("grad_norm", 12.0, "grad-norm"), ("loss", math.nan, "loss")]
@@ -22,7 +19,7 @@ SICK = [("entropy", 0.01, "entropy"), ("kl", 0.9, "kl"), ("grad_norm", 12.0, "gr
 class Desk:
     def __init__(self, policy: TrainingHealthSettings | None = None) -> None:
         self.policies = Policies(training=policy or TrainingHealthSettings())
-        self.state = DETECTOR.initial()
+        self.rule = RuleAlone("training-health")
         self.step = 0
         self.window: list[TrainingMetrics] = []
         self.wanted, self.ending = True, False
@@ -40,12 +37,8 @@ class Desk:
         at = float(self.step)
         snapshot = Snapshot(at=at, wall=at, training=observed(tuple(self.window), at))
         trainer = TrainerSample("s", Supervision.SUPERVISED, alive=True)
-        look = Look(
-            snapshot, Progress(), Learned(), self.policies, trainer=trainer, wanted=self.wanted, ending=self.ending
-        )
-        turn = DETECTOR.advance(self.state, look)
-        self.state = turn.state
-        self.findings = {f.subject: f for f in turn.findings}
+        found = self.rule.ask(snapshot, self.policies, trainer=trainer, wanted=self.wanted, ending=self.ending)
+        self.findings = {f.subject: f for f in found}
 
 
 def moving(desk: Desk, steps: int, **values: float) -> set[str]:
@@ -119,6 +112,26 @@ def test_a_reward_that_falls_or_rises_slowly_is_no_plateau(
     assert ("plateau" in desk.findings) is plateau
 
 
+def test_a_reward_that_falls_is_told_until_it_has_recovered() -> None:
+    desk = Desk(TrainingHealthSettings(plateau_steps=20))
+    for _ in range(40):
+        assert desk.see(1, reward=noisy(desk.step, 0.0)) <= {"plateau"}
+    for _ in range(14):
+        desk.see(1, reward=0.5 * noisy(desk.step, 0.0))
+    assert "falling" in desk.findings
+    assert desk.findings["falling"].verdict is Verdict.NONE
+    for _ in range(40):
+        desk.see(1, reward=noisy(desk.step, 0.0))
+    assert "falling" not in desk.findings
+
+
+def test_a_few_hard_batches_are_no_fall() -> None:
+    desk = Desk(TrainingHealthSettings(plateau_steps=20))
+    for number in range(60):
+        desk.see(1, reward=0.0 if number in (30, 33) else noisy(desk.step, 0.0))
+        assert "falling" not in desk.findings
+
+
 def test_a_plateau_warns_at_200_steps_and_stops_training_at_300() -> None:
     desk = Desk(TrainingHealthSettings(stop=True))
     assert desk.see(199, reward=0.4) == set()
@@ -152,8 +165,9 @@ def test_the_owner_may_ask_for_a_stop() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(sorted(FINE)), st.floats(allow_nan=True)), max_size=60))
 def test_total_over_any_rows(rows: list[tuple[int, str, float]]) -> None:
-    desk = Desk(TrainingHealthSettings(stop=True, plateau_steps=3, plateau_stop_steps=3))
+    desk = Desk(TrainingHealthSettings(stop=True, plateau_steps=3))
     for step, name, value in rows:
         desk.window = [TrainingMetrics(step, 0.0, ((name, value),))]
         desk.turn()
-        assert all(f.verdict is Verdict.STOP for f in desk.findings.values())
+        stops = {name: f.verdict is Verdict.STOP for name, f in desk.findings.items()}
+        assert all(stop for name, stop in stops.items() if name != "plateau"), "a plateau stops later"

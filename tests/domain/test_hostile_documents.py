@@ -7,46 +7,56 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
+from podwatch.controller.records import Bill, ControllerRecords, MachineRecord
+from podwatch.controller.run_view import ControllerClaim
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.document import Document
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.facts import Tally, UploadOutcome
-from podwatch.domain.intents import StoreIntent
 from podwatch.domain.lease import (
     ClaimDocument,
     Control,
-    HandedOverSave,
-    HandedOverSaves,
     Heartbeat,
     HeartbeatEnd,
-    Pin,
 )
-from podwatch.domain.manifest import Manifest, ManifestFile, ManifestSymlink, Pointer, Proof
 from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
-from podwatch.domain.replacement import Billed, Record, Rules
 from podwatch.domain.status_document import Status
-from podwatch.policy.bootstrap import LeftOut, StartFile, StoredStart
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.status import build_status
-from podwatch.sync.runs.archive import ArchivedSave, ArchiveRecord
+from podwatch.store.documents import (
+    ExportedFile,
+    RunPointer,
+    SavedFile,
+    SavedLink,
+    SaveExports,
+    SaveIntent,
+    SaveManifest,
+    StoredFile,
+)
+from podwatch.store.runs.archive_record import ArchiveRecord
+from podwatch.store.runs.start_record import LeftOut, StartFile, StoredStart
 from tests.reporting import views
 
-HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "a" * 40, Instance("slurm", "7", "0", "n1", "label")
+HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "sha1:" + "a" * 40, Instance("slurm", "7", "0", "n1", "label")
+MACHINE = MachineRecord(3, "vast", 2.0, 1.0, bills=(Bill("vast", "m", 1.0, 2.0),))
 FILE = StartFile("/root/a.toml", "aa-a.toml", "a" * 64, 3, "0755", True)
 SAMPLES: list[Document] = [
-    Manifest(
-        "run", "line", 40, "save", "dcp", "now", "w", 100, 3,
-        (ManifestFile("part/a", "part", 3, 5, 0o644, "key", "id", (SHA,)),), (ManifestSymlink("part/b", "part", "a"),),
-        4, "digest", "podwatch", ("uv", "run"), {"shared": "x"}, Proof.READ_BACK,
+    SaveIntent(
+        "run", 40, "save", "w", 3, 1.0, "dcp", 100, (SavedFile("part", "a", 3, 5),), (SavedLink("part", "b", "a"),)
     ),
-    Pointer(3, 7, "run", "line", 40, "w", "now", "save", "key", "id", SHA, 9, 3, "dcp", "pod-1", {"shared": "x"}),
+    SaveManifest(
+        "run", 40, "save", "w", 3, 7, 1.0, "dcp", 100, 3, (StoredFile("part", "a", 3, 5, 0o644, (SHA,)),),
+        (SavedLink("part", "b", "a"),), "line", "start-1", 20, 4, "digest", ("uv", "run"), {"shared": "x"},
+    ),
+    SaveExports("run", 40, "save", 1.0, (ExportedFile("weights", "a", 3, SHA),), True),
+    RunPointer("run", 3, 7, 40, "w", 1.0, "save", SHA, 9, 3, "line", "dcp", "pod-1", {"shared": "x"}),
     ClaimDocument("w", "m", "b", "p", "pod-1", WHERE, "process", 3, "nonce", "now"),
     Heartbeat(
         "w", "m", "b", "p", "pod-1", WHERE, "process", step=40, step_wall=1.0, written_wall=2.0, outcome="stopped",
-        end=HeartbeatEnd("stopped", 65, "command", "text"), pins=(Pin(40, "best"),), account=AccountTotals(failures=3),
-        saves=HandedOverSaves(3, 7, (HandedOverSave(40, "save", "line", 3, 7, 1.0, 9),)), last_digest_at="now",
+        end=HeartbeatEnd("stopped", 65, "command", "text"), account=AccountTotals(failures=3),
+        last_digest_at="now",
     ),
     Control("stopped", "pod-1", "why"),
     RunVerdict(
@@ -58,12 +68,11 @@ SAMPLES: list[Document] = [
         1, "p1", "attempt", "pod-1", 3, 9, "running", 40, 1.5, NodeFailure("exit", "text", "command", "line", True),
         True, GangEnd("gave-up", "why", "machine", 1, HOST, True), True, True, HOST, run_id="run",
     ),
-    ArchiveRecord("run", "latest", 3, 7, 1.0, "pod-1", (ArchivedSave(40, "save"),)),
+    ArchiveRecord("run", "latest", 1.0, "pod-1"),
     StoredStart("run", "/app", FILE, (FILE,), (LeftOut("/x", "large"),), {"a": "b"}, "podwatch"),
-    Rules(("vast",), 1.0, 2.0, 3.0, reason="why"),
-    Record(3, "vast", 2.0, 1.0, "me", billed=(Billed("vast", "m1", 1.0, 2.0, 3.0, 4.0),), label="l", run_id="run"),
+    ControllerClaim("run", "controller", "host", 3, 1.0),
+    ControllerRecords("run", "tag", "controller", 1.0, (MACHINE,)),
     Status.from_json(build_status(views.after_recovery())),
-    StoreIntent(40, "save", "old", ("/a",), ("/b",)),
     Tally((UploadOutcome.STORED,), 1.0, 2.0),
     CheckpointRecord(40, "save", "hf", "boot", (RecordedFile("part", "a", 9, 1),), 1.0, {"part": 9}, 3),
     Moment(1.0, "running", True, ((0, 1, 2),), (1, 2), 3, 40, 1.0, 0.5, -0.5),

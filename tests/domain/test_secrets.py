@@ -640,32 +640,32 @@ def test_no_text_takes_long(unit: str, end: str) -> None:
 # -- credentials that end --------------------------------------------------------------------------------------------
 
 
-def test_temporary_credentials_are_dropped_a_day_after_their_end_and_not_before() -> None:
-    for rotation in range(120):
-        secrets.register_temporary(
-            f"{rotation:04d}-temporary-{rotation:04d}", now=3600.0 * rotation, seconds=6 * 3600.0
-        )
-        for known in {max(0, rotation - 29), max(0, rotation - 9), rotation}:  # those that live, and a day longer
+def test_the_last_temporary_credentials_stay_known_and_older_ones_are_dropped() -> None:
+    for rotation in range(300):
+        secrets.register_temporary(f"{rotation:04d}-temporary-{rotation:04d}")
+        for known in {max(0, rotation - secrets.MOST_TEMPORARY + 1), rotation}:
             assert scrub(f"key {known:04d}-temporary-{known:04d} refused") == f"key {MASK} refused"
-    assert len(secrets._known) <= 32
+    assert len(secrets._known) == secrets.MOST_TEMPORARY
     assert MASK not in scrub("key 0001-temporary-0001 refused")
 
 
-def test_a_credential_that_is_still_used_and_one_without_an_end_stay_known() -> None:
+def test_a_credential_that_is_still_used_and_a_permanent_one_stay_known() -> None:
     register("permanent-secret-1")
-    secrets.register_temporary("permanent-secret-1", now=0.0, seconds=0.0)
-    secrets.register_temporary("endless-secret-1", now=0.0)
-    secrets.register_temporary("used-secret-1", now=0.0, seconds=60.0)
-    for hour in range(1, 60):
-        secrets.register_temporary("used-secret-1", now=3600.0 * hour, seconds=-5.0)  # this machine's clock is ahead
-        assert scrub("endless-secret-1 used-secret-1") == f"{MASK} {MASK}"
-    secrets.register_temporary("another-secret-1", now=365 * 86400.0)
-    assert scrub("permanent-secret-1 used-secret-1") == f"{MASK} used-secret-1"
+    secrets.register_temporary("permanent-secret-1", "promoted-secret-1", "ended-secret-1")
+    register("promoted-secret-1")
+    for rotation in range(2 * secrets.MOST_TEMPORARY):
+        secrets.register_temporary(f"{rotation:04d}-temporary-{rotation:04d}", "used-secret-1")
+    shown = scrub("permanent-secret-1 promoted-secret-1 used-secret-1 ended-secret-1")
+    assert shown == f"{MASK} {MASK} {MASK} ended-secret-1"
+    register(*(f"{number:04d}-permanent" for number in range(secrets.MOST_TEMPORARY)))
+    secrets.register_temporary("late-secret-1")
+    assert scrub("used-secret-1 late-secret-1") == f"{MASK} {MASK}"
 
 
 def test_a_value_that_replaces_a_dropped_one_is_found() -> None:
     """The number of known values stays the same."""
-    secrets.register_temporary("first-secret-1", now=0.0, seconds=0.0)
-    assert scrub("first-secret-1 second-secret-1") == f"{MASK} second-secret-1"
-    secrets.register_temporary("second-secret-1", now=2 * 86400.0, seconds=0.0)
-    assert scrub("first-secret-1 second-secret-1") == f"first-secret-1 {MASK}"
+    for number in range(secrets.MOST_TEMPORARY):
+        secrets.register_temporary(f"first-secret-{number}")
+    assert scrub("first-secret-0 second-secret-1") == f"{MASK} second-secret-1"
+    secrets.register_temporary("second-secret-1")
+    assert scrub("first-secret-0 second-secret-1") == f"first-secret-0 {MASK}"

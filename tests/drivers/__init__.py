@@ -5,9 +5,6 @@ driver and import nothing of podwatch. Where a room of the product is rewritten,
 
 - ``detection``: simulated pods (`tests/support/pods`), recorded nights (`tests/detection/nights`), the pod whose every
   part a test changes (`tests/detection/looks.py`). Snapshots in, findings out.
-- ``lease``: two pods on one run (`tests/support/two_pods.py`, `tests/sync/test_two_pods*.py`). Store requests out,
-  answers in; then what a pod does.
-- ``controller``: months of the controller (`tests/support/controller_months.py`). One look at a time.
 - ``paths``: attacks on paths (`tests/paths`). The table of all operations on paths that a training user controls.
 - ``checkpoints``: real and made checkpoints, write orders, hostile directories (`tests/checkpoints`,
   `tests/support/golden.py`, `tests/support/layout_makers`). Directories in, verdicts out.

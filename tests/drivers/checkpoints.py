@@ -28,9 +28,9 @@ from podwatch.checkpoints.trainers import KINDS, make_layout, prime_rl_run
 from podwatch.checkpoints.trainers import recognised as _recognised
 from podwatch.checkpoints.trainers.choose_layout import choose
 from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSettings
+from podwatch.daemon.backup import export_parts
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
-from podwatch.sync.upload import optional_parts
 
 __all__ = [
     "COMPARING",
@@ -60,6 +60,7 @@ __all__ = [
     "names_in_safetensors",
     "one_reader",
     "open_layout",
+    "reader_that_lives",
     "recognised",
     "recognised_as",
     "resume_argv",
@@ -154,6 +155,16 @@ def one_reader() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def reader_that_lives() -> Iterator[None]:
+    """The same, and it is started now: in a fixture of a file, so that it serves all tests of the file. The files must
+    be podwatch's own: a child has the rights of the user for whom it was started."""
+    with INSPECTOR:
+        INSPECTOR._started()
+        yield
+        assert INSPECTOR.tree is None
+
+
 def without_the_parents_reader() -> None:
     """In a process that was forked: the child that reads is the parent's."""
     INSPECTOR._own = threading.local()
@@ -241,7 +252,7 @@ def _inspected(path: Path) -> object:
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "safetensors header": ("model.safetensors", _inspected),
     "index": ("model.safetensors.index.json", _inspected),
-    "index of an export": ("x.safetensors.index.json", lambda p: optional_parts._without_shards(p.parent, [_entry(p)])),
+    "index of an export": ("x.safetensors.index.json", lambda p: export_parts._without_shards(p.parent, [_entry(p)])),
     "torch file": ("model.pt", _inspected),
     "any .bin": ("model.bin", _inspected),
     "json": ("config.json", _inspected),

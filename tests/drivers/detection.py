@@ -20,25 +20,18 @@ from pydantic import TypeAdapter
 
 from podwatch import __version__
 from podwatch.config.settings import Policies
-from podwatch.detection.base import Look
-from podwatch.detection.corroborating_signals import PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END, no_step_limit
+from podwatch.detection.confirming import no_step_limit, quiet_seconds
+from podwatch.detection.deaths import CONFIRM_SECONDS, PROVEN_SECONDS, REFUSED_SECONDS, SEEN_TO_END
+from podwatch.detection.exits import ALONE_SECONDS
 from podwatch.detection.hang import limit_seconds as hang_limit
 from podwatch.detection.hang import patience_seconds
 from podwatch.detection.learned import Learned
-from podwatch.detection.operator_ends import (
-    ATTACH_EXIT_WAIT_SECONDS,
-    INTERRUPTED,
-    NO_ENDINGS,
-    TERMINAL_WAIT_SECONDS,
-    Endings,
-    operator_wait,
-)
-from podwatch.detection.operator_ends import follow as follow_endings
-from podwatch.detection.process_exits import ALONE_SECONDS
-from podwatch.detection.progress import follow, save_limit
-from podwatch.detection.run_detectors import DETECTORS, DetectionState, advance, confirming, initial, second_signals
-from podwatch.detection.signals import lasting_seconds
-from podwatch.detection.silent_death import CONFIRM_SECONDS
+from podwatch.detection.observe import Turn, lasting_seconds, observe_saves
+from podwatch.detection.operator_ends import ATTACH_EXIT_WAIT_SECONDS, INTERRUPTED, TERMINAL_WAIT_SECONDS, Wait
+from podwatch.detection.operator_ends import operator_wait as wait_for_operator
+from podwatch.detection.progress import save_limit
+from podwatch.detection.rules import RULES, DetectionState, advance, confirming, initial, second_signals
+from podwatch.detection.window import Window
 from podwatch.disk.next_save import LEAD_SECONDS
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import TICKS_PER_SECOND, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
@@ -59,7 +52,6 @@ from podwatch.domain.snapshot import (
     ProgressSample,
     ProgressSource,
     Reading,
-    RequiredExit,
     SensorState,
     ServerKind,
     Snapshot,
@@ -73,7 +65,6 @@ from podwatch.domain.snapshot import (
 from podwatch.domain.trainer_log import LogRule
 from podwatch.recording.format import Header, write_recording
 from podwatch.sensors.gpu import GpuSensor
-from podwatch.sensors.processes import RequiredExits
 
 __all__ = [
     "ALONE_SECONDS",
@@ -81,7 +72,6 @@ __all__ = [
     "ATTACH_EXIT_WAIT_SECONDS",
     "CONFIRM_SECONDS",
     "INTERRUPTED",
-    "NO_ENDINGS",
     "PROVEN_SECONDS",
     "REFUSED_SECONDS",
     "SEEN_TO_END",
@@ -92,7 +82,6 @@ __all__ = [
     "Desired",
     "DetectionState",
     "DiskSample",
-    "Endings",
     "Evidence",
     "ExitStatus",
     "FileUse",
@@ -119,8 +108,7 @@ __all__ = [
     "ProgressSample",
     "ProgressSource",
     "Reading",
-    "RequiredExit",
-    "RequiredExits",
+    "RuleAlone",
     "RuleTurn",
     "SensorState",
     "ServerKind",
@@ -130,13 +118,14 @@ __all__ = [
     "TrainerSample",
     "TrainingMetrics",
     "Verdict",
+    "Window",
     "XidEvent",
     "acts",
     "advance",
     "confirming",
     "each_rule",
+    "ended_roles",
     "expected_of",
-    "follow_endings",
     "found_in",
     "gpus_of_the_trainer",
     "hang_limit",
@@ -150,6 +139,7 @@ __all__ = [
     "observed",
     "operator_wait",
     "patience_seconds",
+    "quiet_seconds",
     "read_night",
     "reborn",
     "save_limit",
@@ -194,32 +184,60 @@ def knowing_only(learned: Learned) -> DetectionState:
 
 def memory_of_this_start(state: DetectionState) -> dict[str, object]:
     """Everything that is remembered of this start of the trainer, by name: comparable, and opaque."""
-    of_rules = {rule.name: state.states[rule.name] for rule in DETECTORS if not rule.survives_restart}
-    return {"learned": state.learned, "progress": state.progress, "signals": state.signals, **of_rules}
+    return {"learned": state.learned, "start": state.start}
+
+
+def ended_roles(state: DetectionState) -> dict[str, float]:
+    """Each role of which no process is left, and since when."""
+    return state.start.ended_roles()
+
+
+def operator_wait(gone: Mapping[str, float], snapshot: Snapshot, trainer: TrainerSample, since: float) -> Wait | None:
+    """How long podwatch waits for the operator after an end of the engine at ``since``, when these roles are gone."""
+    state = DetectionState()
+    state.start.windows = {f"role:{role}": Window(True, at, at, 1) for role, at in gone.items()}
+    return wait_for_operator(
+        Turn(snapshot, Policies(), state.start, state.machine, state.learned, trainer), trainer, since
+    )  # fmt: skip
 
 
 def gpus_of_the_trainer(state: DetectionState) -> frozenset[int]:
     """The GPUs on which the trainer was seen to work."""
-    return frozenset(state.signals.tree.trainer_gpus)
+    return state.start.tree.trainer_gpus
 
 
 def newest_progress_at(state: DetectionState) -> float | None:
     """The monotonic second of the newest progress that counts."""
-    return state.progress.newest_at
+    return state.start.progress.newest_at
 
 
 def each_rule(state: DetectionState, snapshot: Snapshot, policies: Policies) -> Iterator[RuleTurn]:
     """What each rule says of this turn, asked directly: ``advance`` reports a fault of a rule as a finding, this
     raises."""
-    progress, learned = follow(
-        state.progress, snapshot.progress, at=snapshot.at, saving=snapshot.saving, learned=state.learned
-    )
-    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-    look = Look(snapshot, progress, learned, policies, state.signals, trainer)
-    for rule in DETECTORS:
-        turn = rule.advance(state.of(rule), look)
-        raised = tuple(f.kind for f in turn.findings)
-        yield RuleTurn(rule.name, tuple(rule.kinds), raised, tuple(rule.armed(turn.state, turn.learned)))
+    for rule in RULES:
+        raised = tuple(f.kind for f in RuleAlone(rule.name, state).ask(snapshot, policies))
+        yield RuleTurn(rule.name, tuple(k for r in RULES if r.name == rule.name for k in r.kinds), raised, state.armed)
+
+
+class RuleAlone:
+    """The rules of one name, turn by turn: without those of other names and, of what ``advance`` observes before them,
+    with the saves only."""
+
+    def __init__(self, name: str, state: DetectionState | None = None) -> None:
+        before = state or DetectionState()
+        self.rules = [rule for rule in RULES if rule.name == name]
+        self.start, self.machine, self.learned = before.start.copy(), before.machine.copy(), before.learned
+
+    def ask(
+        self, snapshot: Snapshot, policies: Policies, *, trainer: TrainerSample | None = None, wanted: bool = True,
+        ending: bool = False,
+    ) -> tuple[Finding, ...]:  # fmt: skip
+        seen = trainer or (snapshot.trainer.value if snapshot.trainer.ok else None)
+        turn = Turn(snapshot, policies, self.start, self.machine, self.learned, seen, wanted, ending)
+        observe_saves(turn)
+        found = tuple(finding for rule in self.rules for finding in rule.judge(turn))
+        self.learned = turn.learned
+        return found
 
 
 def survives_being_kept(learned: Learned) -> bool:
@@ -277,7 +295,7 @@ def _policies(thresholds: Any) -> Policies:
                 "inference": by["inference_gpus"], "trainer": by["trainer_gpus"], "hold": by["hold_seconds"],
                 "floor": by["memory_floor_bytes"],
             },
-            "hang": {"floor": by["hang_floor_seconds"], "k": by["hang_k"], "agree": by["hang_agree_seconds"]},
+            "hang": {"floor": by["hang_floor_seconds"], "k": by["hang_k"]},
             "inference": {"sleep": "yes" if by["memory_may_fall"] else "auto" if by["sleep_auto"] else "no"},
             "disk": {**disk, "on_full": "stop" if disk["stop_when_full"] else "stay"},
             "resources": {
@@ -287,6 +305,7 @@ def _policies(thresholds: Any) -> Policies:
             "training": {**training, "plateau_steps": training["plateau_steps"] or 0},
             "log_rules": [{**rule, "within": rule["within_seconds"]} for rule in thresholds["log_rules"]],
             "startup_patience": by["startup_patience_seconds"],
+            "nofile": 1024,  # the nights do not say it, and some were recorded where a pod allows few files
             "max_steps": by["max_steps"],
             "clean_exit_finishes": by["clean_exit_finishes"],
             "save_interval_steps": resources["save_interval_steps"],
@@ -304,7 +323,7 @@ def thresholds(policies: Policies) -> Any:
         "detection": {
             "inference_gpus": gpu["inference"], "trainer_gpus": gpu["trainer"], "hold_seconds": gpu["hold"],
             "memory_floor_bytes": gpu["floor"], "hang_floor_seconds": hang["floor"], "hang_k": hang["k"],
-            "hang_agree_seconds": hang["agree"], "memory_may_fall": sleep == "yes", "sleep_auto": sleep == "auto",
+            "memory_may_fall": sleep == "yes", "sleep_auto": sleep == "auto",
             "startup_patience_seconds": found["startup_patience"], "max_steps": found["max_steps"],
             "clean_exit_finishes": found["clean_exit_finishes"],
         },

@@ -20,6 +20,8 @@ from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.layout import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
+from podwatch.daemon.backup.outbox import Outbox
+from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files
 from podwatch.disk.leftovers import Measurements, quarantine_entries
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover
@@ -27,18 +29,19 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, P
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event
 from podwatch.domain.quarantine_index import QuarantineIndex
-from podwatch.domain.run import Lineage
 from podwatch.journal.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.run_file import RunFile
-from podwatch.sync.restore import stage_and_put_in_place
-from podwatch.sync.restore.stage_and_put_in_place import StagingArea
-from podwatch.sync.upload.keep_files_until_sent import Holder
+from podwatch.store.restore import staging
+from podwatch.store.restore.place import Placing
+from podwatch.store.restore.staging import StagingArea
+from podwatch.store.transfer.send import SourceForeign
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import HIDDEN, RootReplaced
 from podwatch.system.rights import rights_of
 from tests.support.fixed_paths import FixedPaths
+from tests.support.starts import guarded
 
 __all__ = [
     "HIDDEN", "OPERATIONS", "Guard", "HostError", "Operation", "PodwatchError", "RootReplaced", "as_user",
@@ -120,13 +123,13 @@ class Guard:
     def save_record(self) -> None:
         file = self._run_file()
         file.other_run = ""
-        file.edit_now(lambda run: replace(run, lineage=Lineage("line")))
+        file.edit_now(lambda run: replace(run, starts=guarded()))
         file.close()
 
     def has_record(self) -> bool:
         """Whether the record that ``save_record`` wrote is read."""
         found = self._run_file().load()
-        assert found is None or found.lineage == Lineage("line")
+        assert found is None or found.starts == guarded()
         return found is not None
 
     def _run_file(self) -> RunFile:
@@ -185,7 +188,8 @@ class Guard:
 
     def restore_homes(self, target: Path) -> Path:
         """The staging directory in which a checkpoint for ``target`` would be put together."""
-        return StagingArea(self.workspace, None).homes({"checkpoint": target}, frozenset())["checkpoint"].home
+        (part,) = StagingArea(self.workspace, None, "5-save").prepare({"checkpoint": target}, frozenset())
+        return part.staging.parent
 
     def repair(self, files: Mapping[Path, bytes], links: Mapping[Path, str]) -> tuple[Path, ...]:
         """Write these tracker files and links where they differ; returns those that it wrote."""
@@ -225,17 +229,14 @@ def _half_removed(guard: Guard) -> None:
 
 def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[Guard], None]:
     def act(guard: Guard) -> None:
-        placer = StagingArea(guard.workspace, guard.home / to if to else None)
+        area = StagingArea(guard.workspace, guard.home / to if to else None, f"{step}-save")
         target = guard.home / to / "checkpoint" if to else guard.out / below / f"step_{step}"
-        name = f"restore-{step}-save"
-        with placer.alone():
-            placer.forget_others(name)
-            places = placer.homes({"checkpoint": target}, frozenset())
-            staged = places["checkpoint"].home / name / "checkpoint"
-            placer.tree.make(staged)
-            placer.tree.write(staged / "model.bin", b"restored", 0o644)
-            placer.put(places["checkpoint"], name, step, "line")
-            placer.clean(places, name)
+        with area.alone():
+            (part,) = area.prepare({"checkpoint": target}, frozenset())
+            area.tree.make(part.path)
+            area.tree.write(part.path / "model.bin", b"restored", 0o644)
+            Placing(guard.workspace, area.tree, step, "line", in_place=not to).put(part)
+            area.clean()
 
     return act
 
@@ -257,13 +258,18 @@ def _judge(guard: Guard) -> None:
 
 def _hold(guard: Guard) -> None:
     assert guard._judged is not None
-    holder = Holder(guard.workspace, guard.journal, 0.0)
-    held = holder.hold(guard._judged)
-    if held is not None:
-        holder.unchanged(held)
-        holder.cramped(held)
-        holder.release(held)
-    holder.take_over(None)
+    judged = guard._judged
+    roots = {part.part.name: str(part.part.path) for part in judged.parts}
+    save = OutgoingSave("run", 9, "save", "stored", "custom", 1 << 20, outgoing_files(judged.files), roots)
+    outbox = Outbox(guard.home / "sent", guard.workspace, 0.0)
+    try:
+        taken = outbox.take(save, judged)
+        outbox.is_unchanged(taken)
+        outbox.is_cramped(taken)
+        outbox.release(taken)
+        outbox.found()
+    except SourceForeign:
+        return
 
 
 def _record(guard: Guard) -> None:
@@ -325,5 +331,5 @@ def renames_by_descriptor() -> list[tuple[Any, str]]:
 def without_waiting() -> Iterator[None]:
     """A lock that a user keeps exchanging is not waited for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage_and_put_in_place, "LOCK_SECONDS", 0.0)
+        patch.setattr(staging, "LOCK_SECONDS", 0.0)
         yield

@@ -22,13 +22,13 @@ async def test_calls_and_posts_keep_their_order(tmp_path: Path) -> None:
         journal.post(Journal.add_event, note(n))
     last = await journal.run(Journal.add_event, note(20))
     assert last.id == 21
-    intent = await journal.run(Journal.open_intent, IntentKind.PUBLISH, {"a": 1})
+    intent = await journal.run(Journal.open_intent, IntentKind.END_POD, {"a": 1})
     await journal.run(Journal.settle, intent.id, IntentState.DONE, note="x")
     assert [e.wall for e in journal.sync.events()] == [float(n) for n in range(21)]
     await journal.close()
     await journal.close()
     with pytest.raises(HostError, match="closed"):
-        await journal.run(Journal.published)
+        await journal.run(Journal.incidents)
     journal.post(Journal.add_event, note(1))
     assert journal.dropped == 1
 
@@ -41,7 +41,7 @@ async def test_errors_reach_the_caller_and_posts_are_counted(tmp_path: Path) -> 
     with pytest.raises(HostError, match="bang"):
         await journal.run(explode)
     journal.post(explode)
-    assert await journal.run(Journal.published) == []
+    assert await journal.run(Journal.incidents) == []
     assert journal.dropped == 1
     await journal.close()
 
@@ -60,7 +60,7 @@ async def test_a_cancelled_caller_does_not_break_the_thread(tmp_path: Path) -> N
     with pytest.raises(asyncio.CancelledError):
         await task
     gate.set()
-    assert await journal.run(Journal.published) == []
+    assert await journal.run(Journal.incidents) == []
     await journal.close()
 
 

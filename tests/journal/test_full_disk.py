@@ -62,13 +62,13 @@ def test_a_restart_at_zero_bytes_free_still_writes(small: Path) -> None:
     assert again.rebuilt == ""
     assert len(again.events()) == 1
     for n in range(200):
-        again.settle(again.open_intent(IntentKind.PUBLISH, {"n": n}).id, IntentState.DONE)
+        again.settle(again.open_intent(IntentKind.END_POD, {"n": n}).id, IntentState.DONE)
     again.close()
 
 
 def test_a_full_disk_and_no_ballast_still_opens_what_is_there(small: Path) -> None:
     journal = Journal.open(small / "j.sqlite")
-    journal.open_intent(IntentKind.PUBLISH, {"n": 1})
+    journal.open_intent(IntentKind.END_POD, {"n": 1})
     journal.close()
     (small / "j.sqlite.ballast").unlink()
     (small / "j.sqlite-shm").write_bytes(b"")
@@ -88,7 +88,7 @@ def test_when_even_the_reserve_is_used_up_events_are_counted_and_intents_refused
     refused = False
     for _ in range(100):
         try:
-            journal.open_intent(IntentKind.PUBLISH, {"padding": padding})
+            journal.open_intent(IntentKind.END_POD, {"padding": padding})
         except HostError as error:
             refused = "no space left" in str(error)
             fill(small)
@@ -99,7 +99,7 @@ def test_when_even_the_reserve_is_used_up_events_are_counted_and_intents_refused
     # An incident may need a page less than the event that found no room.
     assert any(journal.open_incident("hang", padding).id == 0 for _ in range(10))
     (small / "filler").unlink()
-    assert journal.open_intent(IntentKind.PUBLISH, {"padding": padding}).id > 0
+    assert journal.open_intent(IntentKind.END_POD, {"padding": padding}).id > 0
     journal.close()
 
 

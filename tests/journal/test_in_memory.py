@@ -12,10 +12,8 @@ import pytest
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import FROM_STORE, IntentKind, IntentState
-from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import Journal
 from podwatch.journal.open_database import SCHEMA_VERSION
-from podwatch.journal.upload_records import BegunUpload, UploadedObject
 
 
 def note(number: int) -> Event:
@@ -25,7 +23,6 @@ def note(number: int) -> Event:
 def before(path: Path) -> int:
     """A database of an earlier podwatch; returns its highest event id."""
     journal = Journal.open(path)
-    journal.note_published(PublishedSave(10, "s", "lin", 1, 1, "k", "f", "b" * 40, 1, 1, 5.0))
     journal.learn("known", "database")
     highest = [journal.add_event(note(n)).id for n in range(5)][-1]
     journal.close()
@@ -69,7 +66,6 @@ def test_at_the_start(tmp_path: Path, obstacle: Callable[[Path], Callable[[], ob
     journal = Journal.open_for_guard(path)
     assert journal.obstacle is not None
     assert journal.obstacle.in_memory
-    assert journal.published() == []
     seen = journal.add_event(note(10))
     assert seen.id > highest, "whoever reads on from an id misses nothing"
     incident = journal.open_incident("hang", "meanwhile")
@@ -87,7 +83,6 @@ def test_at_the_start(tmp_path: Path, obstacle: Callable[[Path], Callable[[], ob
     assert journal.events(after_id=seen.id) == [later]
     assert journal.incident(incident.id) == incident
     assert (journal.learned("known"), journal.learned("new")) == ("database", 1)
-    assert [p.step for p in journal.published()] == [10]
     journal.close()
     again = Journal.open_for_guard(path)
     assert again.obstacle is None
@@ -95,16 +90,13 @@ def test_at_the_start(tmp_path: Path, obstacle: Callable[[Path], Callable[[], ob
     again.close()
 
 
-def test_only_what_a_restart_needs_is_recorded_in_memory(tmp_path: Path) -> None:
+def test_no_action_is_recorded_in_memory(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").mkdir()
     journal = Journal.open_for_guard(tmp_path / "journal.sqlite")
     for kind in IntentKind:
-        if kind is IntentKind.RESTORE:
-            assert journal.open_intent(kind, {"step": 1}).id > 0
-            continue
-        with pytest.raises(HostError, match=f"cannot {kind} now"):
+        with pytest.raises(HostError, match="cannot be recorded now"):
             journal.open_intent(kind, {})
-    assert [i.kind for i in journal.open_intents()] == [IntentKind.RESTORE]
+    assert journal.open_intents() == []
     journal.close()
 
 
@@ -124,21 +116,16 @@ def test_a_database_that_is_damaged_while_it_is_used_gives_way_to_an_empty_one(t
     journal.close()
 
 
-def test_a_restore_that_ends_while_the_database_is_away_has_ended(tmp_path: Path) -> None:
+def test_a_hook_that_ends_while_the_database_is_away_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal.open_for_guard(path)
-    done, other = (journal.open_intent(IntentKind.RESTORE, {"step": step}) for step in (5, 10))
-    journal._connection.close()  # as any error of the file
-    journal._connection = sqlite3.connect(path.with_name("other"), isolation_level=None, check_same_thread=False)
-    path.with_name("other").write_bytes(b"no database" * 1000)
+    done, other = (journal.open_intent(IntentKind.HOOK, {"hook": name}) for name in ("a", "b"))
+    damage(journal, path)
     assert journal.events() == []
-    meanwhile = journal.open_intent(IntentKind.RESTORE, {"step": 15})
-    journal.settle(done.id, IntentState.DONE, "fetched")
+    journal.settle(done.id, IntentState.DONE, "exit 0")
     journal.return_to_disk()
-    assert [intent.id for intent in journal.open_intents()] == [other.id, meanwhile.id]
-    assert next(i for i in journal.intents() if i.id == done.id) == replace(
-        done, state=IntentState.DONE, note="fetched"
-    )
+    assert [intent.id for intent in journal.open_intents()] == [other.id]
+    assert next(i for i in journal.intents() if i.id == done.id) == replace(done, state=IntentState.DONE, note="exit 0")
     journal.close()
 
 
@@ -210,54 +197,15 @@ def test_rows_are_trimmed_by_their_number_not_by_their_ids(tmp_path: Path, monke
     journal.close()
 
 
-FETCHED = PublishedSave(30, "f", "lin", 2, 3, "k", "f", "b" * 40, 1, 1, 9.0, restored=True)
-
-
-def test_what_was_fetched_meanwhile_is_known_after_the_return(tmp_path: Path) -> None:
+def test_the_ids_of_the_last_fetch_are_known_after_the_return(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.sqlite"
     before(path)
     remove = directory(path)
     journal = Journal.open_for_guard(path)
-    intent = journal.open_intent(IntentKind.RESTORE, {"step": 30, "save_id": "f"})
-    journal.note_published(FETCHED)
     journal.learn(FROM_STORE, {"shared": "of the fetch"})
     remove()
     journal.return_to_disk()
-    assert [p.step for p in journal.published()] == [10, 30]
-    assert journal.open_intents(IntentKind.RESTORE) == [intent], "the fetch goes on, and protects its save in the store"
     assert journal.learned(FROM_STORE) == {"shared": "of the fetch"}
-    journal.settle(intent.id, IntentState.DONE)
-    assert journal.open_intents() == []
-    journal.close()
-
-
-SENT = UploadedObject("p/f", "p", 1, 1, 0o600, 1, 1, "k", "f", ())
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        lambda journal: journal.save_object(20, "s", SENT),
-        lambda journal: journal.save_begun(20, "s", BegunUpload("p/f", "u", "k", 1, 1, 1, 1, 1)),
-        lambda journal: journal.save_part("u", 1, "sha"),
-        lambda journal: journal.note_published(replace(FETCHED, restored=False)),
-        lambda journal: journal.forget_save(10, "s"),
-        lambda journal: journal.together([lambda j: j.save_object(20, "s", SENT)]),
-    ],
-)
-def test_what_was_sent_published_or_removed_is_never_recorded_in_memory(
-    tmp_path: Path, record: Callable[[Journal], object]
-) -> None:
-    """It would be lost at the return: the database would still call a removed save stored."""
-    path = tmp_path / "state" / "journal.sqlite"
-    before(path)
-    remove = directory(path)
-    journal = Journal.open_for_guard(path)
-    with pytest.raises(HostError, match="cannot record"):
-        record(journal)
-    remove()
-    journal.return_to_disk()
-    assert [p.step for p in journal.published()] == [10]
     journal.close()
 
 
@@ -273,26 +221,7 @@ def test_an_intent_is_never_recorded_in_memory_by_a_second_try(tmp_path: Path) -
     journal = Journal.open_for_guard(path)
     damage(journal, path)
     with pytest.raises(HostError):
-        journal.open_intent(IntentKind.REMOTE_DELETE, {"step": 1, "save_id": "s"})
+        journal.open_intent(IntentKind.HOOK, {"step": 1, "save_id": "s"})
     assert journal.obstacle is not None
     assert journal.open_intents() == []
-    journal.close()
-
-
-def test_what_was_decided_before_the_database_was_opened_again_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    journal = Journal.open_for_guard(path)
-    journal.note_published(replace(FETCHED, restored=False))
-    damage(journal, path)
-    era = journal.era
-    assert journal.published() == [], "nothing is known now"
-    unread = journal.era
-    assert unread > era
-    journal.return_to_disk()
-    assert journal.era > unread
-    for old in (era, unread):
-        with pytest.raises(HostError, match="opened again"):
-            journal.open_intent(IntentKind.REMOTE_DELETE, {"step": 1, "save_id": "s"}, era=old)
-    assert journal.open_intents() == []
-    assert journal.open_intent(IntentKind.REMOTE_DELETE, {}, era=journal.era).id
     journal.close()

@@ -16,8 +16,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import MASK, register
-from podwatch.domain.stored_checkpoint import PublishedSave
-from podwatch.journal import Journal, UploadedObject
+from podwatch.journal import Journal
 from podwatch.journal import journal as journal_module
 from podwatch.journal.open_database import SCHEMA_VERSION
 
@@ -26,26 +25,15 @@ def event(n: int, wall: float = 100.0) -> Event:
     return Event(EventName.PRUNED, wall, f"event {n}", Severity.WARNING, {"step": n, "ok": True, "none": None})
 
 
-def obj(path: str, size: int = 3) -> UploadedObject:
-    return UploadedObject(path, "trainer", size, 123456789, 0o644, 11, 22, f"run/{path}", "id-1", ("a" * 40,))
-
-
-def saved(step: int, seq: int, generation: int = 1) -> PublishedSave:
-    return PublishedSave(step, f"s{seq}", "lin", generation, seq, f"k{step}", "fid", "b" * 40, 10, 1000, 5.0)
-
-
 def test_everything_survives_reopening(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.sqlite"
     journal = Journal.open(path, wall=lambda: 42.0)
     stored = journal.add_event(event(1))
-    intent = journal.open_intent(IntentKind.PUBLISH, {"pid": 12, "names": ["a"]})
+    intent = journal.open_intent(IntentKind.END_POD, {"pid": 12, "names": ["a"]})
     other = journal.open_intent(IntentKind.HOOK, {})
     journal.settle(other.id, IntentState.DONE, "removed")
     incident = journal.open_incident("silent-death", "engine died", '{"gpu": 0}')
     journal.update_incident(incident.id, resumed_step=10, lost_steps=2)
-    journal.save_object(10, "s1", obj("trainer/a"))
-    journal.save_object(10, "s1", obj("trainer/b", 0))
-    journal.note_published(saved(10, 1))
     journal.learn("gpu_base", {"0": 5})
     journal.close()
     journal.close()
@@ -55,31 +43,15 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     assert again.events() == [stored]
     assert stored.id > 0
     assert [(i.id, i.kind, i.data, i.wall) for i in again.open_intents()] == [
-        (intent.id, IntentKind.PUBLISH, {"pid": 12, "names": ["a"]}, 42.0)
+        (intent.id, IntentKind.END_POD, {"pid": 12, "names": ["a"]}, 42.0)
     ]
     assert again.open_intents(IntentKind.HOOK) == []
     current = again.current_incident()
     assert current is not None
     assert (current.resumed_step, current.lost_steps, current.evidence) == (10, 2, '{"gpu": 0}')
-    assert again.objects(10, "s1") == {
-        "trainer/a": obj("trainer/a"),
-        "trainer/b": obj("trainer/b", 0),
-    }
-    assert again.published() == [saved(10, 1)]
     assert again.learned("gpu_base") == {"0": 5}
     assert again.learned("absent", 7) == 7
-    again.forget_save(10, "s1")
-    assert again.objects(10, "s1") == {}
-    assert again.published() == []
     again.close()
-
-
-def test_published_is_ordered_by_generation_and_seq_not_by_step(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j.sqlite")
-    for save in (saved(30, 2), saved(10, 3), saved(20, 1), saved(5, 1, generation=2)):
-        journal.note_published(save)
-    assert [p.step for p in journal.published()] == [20, 30, 10, 5]
-    journal.close()
 
 
 def test_an_unknown_incident_field_is_our_bug(tmp_path: Path) -> None:
@@ -98,7 +70,7 @@ def test_events_are_bounded_and_page_forward(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(journal_module, "MAX_SETTLED_INTENTS", 5)
     monkeypatch.setattr(journal_module, "ROTATE_EVERY", 10)
     journal = Journal.open(tmp_path / "j.sqlite")
-    kept = journal.open_intent(IntentKind.PUBLISH, {})
+    kept = journal.open_intent(IntentKind.END_POD, {})
     for n in range(100):
         journal.add_event(event(n, wall=float(n)))
         journal.settle(journal.open_intent(IntentKind.HOOK, {}).id, IntentState.DONE)
@@ -189,7 +161,7 @@ def test_reading_beside_a_writer(tmp_path: Path) -> None:
     assert len(reader.events()) == 2
     assert reader.add_event(event(3)).id == 0
     with pytest.raises(HostError):
-        reader.open_intent(IntentKind.PUBLISH, {})
+        reader.open_intent(IntentKind.END_POD, {})
     reader.close()
     writer.close()
     with pytest.raises(HostError, match="cannot be opened"):
@@ -222,7 +194,7 @@ journal = Journal.open(Path(sys.argv[1]))
 n = 0
 while True:
     n += 1
-    journal.open_intent(IntentKind.PUBLISH, {"n": n})
+    journal.open_intent(IntentKind.END_POD, {"n": n})
     print(n, flush=True)
 """
 
@@ -251,27 +223,12 @@ def test_an_intent_is_durable_once_it_returned(tmp_path: Path) -> None:
 
 def test_an_intent_of_a_kind_that_a_newer_podwatch_knows_does_not_stop_an_older_one(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j.sqlite")
-    known = journal.open_intent(IntentKind.PUBLISH, {"pid": 1})
+    known = journal.open_intent(IntentKind.END_POD, {"pid": 1})
     newer = journal.open_intent(IntentKind.HOOK, {})
     journal._write("UPDATE intents SET kind = 'teleport' WHERE id = ?", (newer.id,))
     assert [i.id for i in journal.open_intents()] == [known.id]
     assert [i.id for i in journal.intents()] == [known.id]
     journal.close()
-
-
-def test_writes_that_go_together_are_all_there_or_none(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "state.db")
-    journal.together([lambda j: j.save_object(1, "s", obj("a")), lambda j: j.save_object(1, "s", obj("b"))])
-    assert set(journal.objects(1, "s")) == {"a", "b"}
-
-    def fails(_: Journal) -> None:
-        raise HostError("no room")
-
-    with pytest.raises(HostError):
-        journal.together([lambda j: j.save_object(1, "s", obj("c")), fails])
-    assert set(journal.objects(1, "s")) == {"a", "b"}
-    journal.save_object(1, "s", obj("d"))  # and the next write stands alone again
-    assert set(journal.objects(1, "s")) == {"a", "b", "d"}
 
 
 def test_no_secret_reaches_the_disk_and_none_of_an_older_journal_is_shown(tmp_path: Path) -> None:
@@ -282,7 +239,7 @@ def test_no_secret_reaches_the_disk_and_none_of_an_older_journal_is_shown(tmp_pa
     journal.add_event(Event(EventName.PRUNED, 1.0, told, fields={"why": told}))
     incident = journal.open_incident("hang", told, f'[{{"value": "{told}"}}]')
     assert journal.update_incident(incident.id, resolution=told, closed_wall=2.0).resolution.count(MASK) == 2
-    intent = journal.open_intent(IntentKind.PUBLISH, {})
+    intent = journal.open_intent(IntentKind.END_POD, {})
     journal.settle(intent.id, IntentState.FAILED, told)
     assert not any(b"planted" in file.read_bytes() for file in tmp_path.iterdir())
     # As versions before wrote them.

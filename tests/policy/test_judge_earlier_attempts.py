@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.config.settings import RecoverySettings
-from podwatch.domain.earlier_attempts import BadHost, Host, RunVerdict, Suspect, parse_verdict, verdict_document
+from podwatch.domain.earlier_attempts import BadHost, Host, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.run import Lineage
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
@@ -22,6 +22,8 @@ from podwatch.policy.judge_earlier_attempts import (
     foretold,
 )
 from podwatch.policy.restart import PASSING_FAULTS
+from podwatch.store.verdict import read_verdict
+from tests.support.memory_objects import KEYS, MemoryObjects
 
 RECOVERY = RecoverySettings()
 HERE = Host("machine-1", "n1", ("GPU-a", "GPU-b"))
@@ -240,7 +242,7 @@ def test_the_third_fault_in_a_row_that_can_pass_lists_the_machine_of_a_node() ->
     for number in range(1, PASSING_FAULTS):
         kept, _ = ended(kept, passing, attempt(number, 100.0 * number))
         assert (kept.bad_hosts, kept.suspect) == ((), Suspect(there, number))
-    again = parse_verdict(verdict_document(kept, run_id="r", written_at="t"))
+    again = RunVerdict.from_bytes(kept.to_bytes())
     assert again == kept, "the store keeps the count"
     listed, _ = ended(kept, passing, attempt(8, 900.0))
     assert ([bad.host for bad in listed.bad_hosts], listed.suspect) == ([there], None)
@@ -341,7 +343,7 @@ def test_no_engine_restarts_a_run_without_end_and_without_progress(
             kept = advanced(kept, step)
         since = 0 if kept.failures == 0 else since + 1
         assert since <= RECOVERY.job_attempts + RECOVERY.budget_time
-        assert parse_verdict(verdict_document(kept, run_id="r", written_at="t")) == kept
+        assert RunVerdict.from_bytes(kept.to_bytes()) == kept
 
 
 @pytest.mark.parametrize(
@@ -353,16 +355,19 @@ def test_no_engine_restarts_a_run_without_end_and_without_progress(
     ],
 )  # fmt: skip
 def test_a_document_that_cannot_be_read_lets_the_attempt_start(data: bytes | None) -> None:
-    kept = parse_verdict(data)
+    store = MemoryObjects()
+    if data is not None:
+        store.put(KEYS.verdict, data)
+    kept = read_verdict(store, KEYS)
     assert kept == RunVerdict()
     assert at_start(kept, attempt(1), RECOVERY).end is None
 
 
 def test_the_document_has_the_documented_keys_and_no_end() -> None:
     hosts = tuple(BadHost(Host(f"m{n}"), "r" * 900, 0.0, 1e9) for n in range(500))
-    data = verdict_document(RunVerdict(bad_hosts=hosts[:64]), run_id="r", written_at="t")
+    data = RunVerdict(bad_hosts=hosts[:64]).to_bytes()
     assert len(data) < 200_000
-    assert len(parse_verdict(data).bad_hosts) == 64
+    assert len(RunVerdict.from_bytes(data).bad_hosts) == 64
     kept = RunVerdict(digest="digest", bad_hosts=hosts[:64])
     marked, _ = at_end(kept, FAULT, attempt(1, host=HERE), None, RECOVERY)
     assert len(marked.bad_hosts) == 64

@@ -2,91 +2,76 @@
 
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.config.settings import DiskSettings, SyncSettings
+from podwatch.config.settings import DiskSettings
 from podwatch.disk.next_save import NextSave
 from podwatch.disk.plan import DiskFacts, Protection, plan_removals
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete
-from podwatch.domain.run import EarlierSave, Lineage
+from podwatch.domain.run import Lineage
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample
-from podwatch.domain.stored_checkpoint import PublishedSave
-from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, is_earlier, kept_step, returned
+from podwatch.domain.starts import StartedBy, TrainerStart, changed_start, find_start, with_start
+from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, kept_step
 from podwatch.policy.resume import choose
-from podwatch.policy.store_retention import earlier_newest, plan_remote
-from podwatch.recovery.resume_point import opened
+from podwatch.recovery.start_entries import entered
+from tests.support.starts import guarded
 
-L0 = Lineage("l0")
+C = TrainerStart("c", None, 50.0, StartedBy.OPERATOR, proved=False, branch="l0")
 
 
 def saved(step: int, wall: float, state: Completeness = Completeness.COMPLETE) -> CheckpointSet:
     save_id = f"{step}@{wall}" if state is Completeness.COMPLETE else ""
-    return CheckpointSet(step, "flat", state, (), 10, 3, wall, save_id, began_wall=wall)
+    start_id = "c" if wall >= 50 else "a"
+    return CheckpointSet(step, "flat", state, (), 10, 3, wall, save_id, began_wall=wall, start_id=start_id)
 
 
 def test_the_command_proves_it_before_any_save() -> None:
     sets = [saved(100, 10), saved(110, 11), saved(120, 12), saved(125, 13, Completeness.INCOMPLETE)]
-    found = departure(sets, lineage=L0, began_wall=50, resumed=100)
+    found = departure(sets, C, resumed=100)
     assert found is not None
-    assert (found.step, found.newest) == (100, 120)
-    assert [e.step for e in found.left] == [110, 120, 125]
-    assert departure(sets, lineage=L0, began_wall=50, resumed=120) is None
-    assert departure(sets, lineage=L0, began_wall=50) is None
-    assert departure([], lineage=L0, began_wall=50, resumed=100) is None, "nothing is left behind"
+    assert (found.step, found.newest, found.can_return) == (100, 120, True)
+    assert departure(sets, C, resumed=120) is None
+    assert departure(sets, C) is None
+    assert departure([], C, resumed=100) is None, "nothing is left behind"
+    stored = departure(sets, C, resumed=120, stored=[130])
+    assert stored is not None
+    assert (stored.newest, stored.can_return) == (130, False)
 
 
 def test_a_save_proves_it_and_the_newest_older_one_below_is_where() -> None:
     sets = [saved(100, 10), saved(110, 11), saved(120, 12)]
-    found = departure([*sets, saved(105, 60)], lineage=L0, began_wall=50)
+    found = departure([*sets, saved(105, 60)], C)
     assert found is not None
-    assert (found.step, [e.step for e in found.left]) == (100, [110, 120])
-    anew = departure([*sets, saved(5, 60)], lineage=L0, began_wall=50)
+    assert (found.step, found.newest) == (100, 120)
+    anew = departure([*sets, saved(5, 60)], C)
     assert anew is not None
-    assert (anew.step, [e.step for e in anew.left]) == (None, [100, 110, 120])
+    assert anew.step is None
     rewritten = replace(saved(110, 60), began_wall=11)
-    assert departure([sets[0], rewritten, sets[2]], lineage=L0, began_wall=50) is None
+    assert departure([sets[0], rewritten, sets[2]], C) is None
     doubtful = replace(saved(105, 60), held="two trainers")
-    assert departure([*sets, doubtful], lineage=L0, began_wall=50) is None
+    assert departure([*sets, doubtful], C) is None
 
 
-def test_a_step_that_is_saved_again_is_of_the_line_that_saves_it() -> None:
-    left = [EarlierSave(110, "110@11", 11.0, "l0"), EarlierSave(125, "", 13.0, "l0")]
-    assert is_earlier(saved(110, 11), left)
-    assert is_earlier(saved(125, 13), left), "it was not complete when it was left"
-    assert not is_earlier(saved(110, 60), left)
-    assert not is_earlier(saved(125, 60), left)
-    assert not is_earlier(saved(105, 5), left)
-
-
-def published(step: int, seq: int, lineage: str) -> PublishedSave:
-    return PublishedSave(step, f"r{step}-{seq}", lineage, 1, seq, "k", "f", "s", 1, 1, float(seq))
-
-
-@pytest.mark.parametrize("keep_last", [1, 3])
-def test_the_store_keeps_the_old_lines_newest_until_the_new_one_has_its_own(keep_last: int) -> None:
-    old = [published(step, seq, "l0") for seq, step in enumerate((100, 110, 120), 1)]
-    followed = [*old, published(100, 4, "l1")]  # the pointer was moved
-    assert earlier_newest(followed, "l1", 100) == {(120, "r120-3")}
-    assert earlier_newest([*followed, published(105, 5, "l1")], "l1", 100) == frozenset()
-    sync = SyncSettings(keep_last=keep_last, keep_every=0)
-    kept = earlier_newest(followed, "l1", 100)
-    gone = plan_remote(followed, (), {}, sync, 1e6, kept=kept, grace_seconds=0)
-    assert 120 not in {r.step for r in gone}
+@dataclass(frozen=True)
+class InStore:
+    step: int
+    save_id: str
+    lineage: str
+    wall: float
 
 
 @dataclass
 class Pod:
     """One pod's checkpoints, and what podwatch durably knows of them."""
 
-    record: RunState = field(default_factory=lambda: RunState("r", lineage=L0, first_seen_wall=1.0))
+    record: RunState = field(default_factory=lambda: RunState("r", starts=guarded("l0", wall=1.0)))
     disk: dict[int, CheckpointSet] = field(default_factory=dict)
     line: dict[int, str] = field(default_factory=dict)
     """The truth: the steps of the line that is trained, with their save ids."""
-    stored: list[PublishedSave] = field(default_factory=list)
+    stored: list[InStore] = field(default_factory=list)
     old_newest: CheckpointSet | None = None
     step: int = 0
     wall: float = 100.0
@@ -95,7 +80,7 @@ class Pod:
 
     def sets(self) -> tuple[CheckpointSet, ...]:
         held = HeldBack()
-        held.leave(self.record.earlier)
+        held.follow(self.record)
         return held.mark([self.disk[step] for step in sorted(self.disk)])
 
     def save(self, steps: int, whole: bool) -> None:
@@ -108,6 +93,11 @@ class Pod:
         """An operator ends training and resumes from a step of the present line."""
         self.wall += 10
         self.began, self.resumed, self.step = self.wall, step if says_so else None, step
+        branch = self.record.lineage.id
+        start = TrainerStart(
+            f"by hand at {self.wall}", None, self.wall, StartedBy.OPERATOR, proved=False, branch=branch
+        )
+        self.record = replace(self.record, starts=with_start(self.record.starts, start))
         above = [n for n in self.line if n > step]
         if above:
             self.old_newest = self.disk[max(above)]
@@ -117,18 +107,17 @@ class Pod:
     def look(self) -> None:
         """What podwatch does with each rescan; also the first thing after it was away."""
         stored = [p.step for p in self.stored if p.lineage == self.record.lineage.id and p.wall < self.began]
-        left = departure(
-            self.sets(), lineage=self.record.lineage, began_wall=self.began, resumed=self.resumed, stored=stored
-        )
+        starts = self.record.starts
+        left = departure(self.sets(), starts[-1], resumed=self.resumed, stored=stored)
         if left is not None:
-            self.record = opened(self.record, left.step, earlier=(*self.record.earlier, *left.left))
+            opened = changed_start(starts, starts[-1].id, from_step=left.step, proved=True, branch=starts[-1].id)
+            self.record = replace(self.record, starts=opened)
 
     def upload(self) -> None:
         newest = newest_complete(self.sets())
         if newest is None or any((p.step, p.save_id) == (newest.step, newest.save_id) for p in self.stored):
             return
-        seq, lineage = len(self.stored) + 1, self.record.lineage.id
-        self.stored.append(PublishedSave(newest.step, newest.save_id, lineage, 1, seq, "k", "f", "s", 1, 1, self.wall))
+        self.stored.append(InStore(newest.step, newest.save_id, self.record.lineage.id, self.wall))
 
     def prune(self) -> None:
         """As hard as the disk can ask for it."""
@@ -205,7 +194,7 @@ def _pruned(pod: Pod) -> None:
     left = max((s.step for s in pod.sets() if s.earlier and s.complete), default=None)
     pod.prune()
     if newest is not None:
-        assert pod.disk[newest.step] == newest, "the newest of the line"
+        assert pod.disk[newest.step].save_id == newest.save_id, "the newest of the line"
     if there and old is not None and not verified and left == old.step:
         assert pod.disk.get(old.step) == old, "the old line's newest, before the new one is in the store"
 
@@ -217,11 +206,14 @@ def test_a_return_leaves_what_the_other_branch_has_saved() -> None:
     pod.by_hand(100, says_so=True)
     pod.look()
     pod.save(5, whole=True)
-    lineage = pod.record.lineage
-    home, earlier = returned(pod.sets(), lineage, pod.record.earlier, 120)
-    assert home == "l0"
-    assert [(e.step, e.lineage) for e in earlier] == [(105, lineage.id)]
-    assert returned(pod.sets(), lineage, pod.record.earlier, 105) == ("", pod.record.earlier)
+    assert {s.step for s in pod.sets() if s.earlier} == {110, 120}
+    branch = pod.record.lineage
+    chosen = next(s for s in pod.sets() if s.step == 120)
+    start = TrainerStart("back", 120, pod.wall + 1)
+    pod.record = entered(pod.record, start, chosen=chosen, back=True, opens=True, known_branch="")
+    assert {s.step for s in pod.sets() if s.earlier} == {105}
+    assert (pod.record.lineage.id, pod.record.lineage.parent, pod.record.ancestry) == ("back", "l0", {"l0": 120})
+    assert find_start(branch.id, pod.record.starts) is not None
 
 
 BACK = 1_769_874_360.0  # 2026-01-31 15:46 UTC

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, PartState
 from podwatch.domain.run import Lineage
-from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.policy.resume import awaited, choose, unanswered
+from podwatch.policy.resume import RemoteSave, awaited, choose, unanswered
 
 LINE = Lineage("b", parent="a", parent_step=20)
 
@@ -20,8 +19,8 @@ def local(step: int, state: Completeness = Completeness.COMPLETE) -> CheckpointS
     return CheckpointSet(step, "hf", state, (), 100, 3, float(step), save_id, "" if save_id else "no marker")
 
 
-def remote(step: int, lineage: str = "b", seq: int | None = None) -> StoredSave:
-    return StoredSave(step, f"r{step}", lineage, step if seq is None else seq)
+def remote(step: int, lineage: str = "b", seq: int | None = None, problem: str = "") -> RemoteSave:
+    return RemoteSave(step, f"r{step}", lineage, (1, step if seq is None else seq), problem)
 
 
 def test_newest_complete_and_the_half_written_one_is_named() -> None:
@@ -43,8 +42,16 @@ def test_a_line_that_was_left_is_not_followed_beyond_where_it_was_left() -> None
 
 
 def test_without_a_record_the_line_of_the_newest_seq_is_followed() -> None:
-    choice = choose([], [remote(40, "a", 4), remote(30, "b", 5)], lineage=None)
+    choice = choose([], [remote(30, "b", 5), remote(40, "a", 4)], lineage=None)
     assert choice.step == 30
+
+
+def test_what_is_damaged_in_the_store_is_passed_over_and_never_a_reason_for_a_fresh_start() -> None:
+    assert choose([], [remote(40, problem="damaged"), remote(30)], lineage=None).step == 30
+    assert choose([local(20)], [remote(40, problem="damaged")], lineage=LINE).step == 20
+    choice = choose([], [remote(40, problem="a file is missing")], lineage=None)
+    assert (choice.source, choice.rejected) == ("none", ((40, "in the store: a file is missing"),))
+    assert choose([], [remote(40, problem="a file is missing")], lineage=LINE, wanted=40).source == "none"
 
 
 def test_sets_of_nobody_knows_whom_are_never_taken_and_never_thrown_over() -> None:

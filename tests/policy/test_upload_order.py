@@ -1,11 +1,13 @@
 """What was begun is finished: over any schedule of saves and interruptions, a publication is never further away than
 one upload."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
-from podwatch.policy.uploads import GivenUp, Waiting, next_upload, sort_begun
+from podwatch.policy.uploads import Begun, Waiting, next_upload, why_given_up
 
 
 def made(step: int, save_id: str = "a", held_as: HeldAs | None = None, held: str = "") -> CheckpointSet:
@@ -15,30 +17,26 @@ def made(step: int, save_id: str = "a", held_as: HeldAs | None = None, held: str
     )
 
 
-def test_what_was_begun_is_finished_given_up_or_left_until_it_is_judged_again() -> None:
-    sets = {
-        10: made(10),
-        20: made(20, "other"),
-        30: made(30, held_as=HeldAs.EARLIER_BRANCH),
-        40: made(40),
-        50: made(50, ""),
-        60: made(60, held="not this run's"),
-        70: made(70),
-    }
-    begun = [(step, "a") for step in (10, 20, 30, 40, 50, 60, 70, 80)]
-    finish, given_up = sort_begun(begun, sets, void={(40, "a")}, published=15)
-    assert [found.step for found in finish] == [70]
-    assert [(gone.step, gone.why.split(",")[0]) for gone in given_up] == [
-        (10, "step 15 is in the store"),
-        (20, "it was removed or saved again before it was in the store"),
-        (30, "it belongs to an earlier branch of this run"),
-        (40, "it was removed or saved again before it was in the store"),
-        (80, "it was removed or saved again before it was in the store"),
-    ]
-    assert all(isinstance(gone, GivenUp) and gone.save_id == "a" for gone in given_up)
-    finish, given_up = sort_begun(begun, sets, void={(40, "a")}, published=15, pinned={10, 40})
-    assert [found.step for found in finish] == [70]
-    assert [gone.step for gone in given_up] == [20, 30, 40, 80], "a pinned one is finished when the run has ended"
+def test_what_was_begun_is_finished_or_given_up() -> None:
+    def why(step: int, found: CheckpointSet | None, **facts: Any) -> str:
+        return why_given_up(Begun(step, "a", found, newest_stored=15, **facts)).split(",")[0]
+
+    branch, gone = (
+        "it belongs to an earlier branch of this run",
+        "it was removed or saved again before it was in the store",
+    )
+    assert why(10, made(10)) == "step 15 is in the store"
+    assert why(10, made(10), pinned=True) == ""
+    assert why(20, made(20, "other")) == gone
+    assert why(20, made(20, "other"), linked=True) == gone
+    assert why(30, made(30, held_as=HeldAs.EARLIER_BRANCH)) == branch
+    assert why(30, made(30), same_lineage=False) == branch
+    assert why(40, made(40), void=True) == "its files changed"
+    assert why(50, made(50, "")) == gone
+    assert why(70, made(70)) == ""
+    assert why(80, None) == gone
+    assert why(80, None, linked=True) == "", "podwatch has its files"
+    assert why(80, None, scanned=False) == "", "the pod's checkpoints are not known yet"
 
 
 def test_nothing_to_do() -> None:

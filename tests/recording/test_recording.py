@@ -170,8 +170,8 @@ def test_a_file_of_turns(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_recording_holds_no_address_of_the_metrics() -> None:
-    training = TrainingHealthSettings(metrics_url="http://me:s3same@127.0.0.1:9090", kl_above=0.3)
+def test_a_recording_holds_no_address_and_no_path_of_the_metrics() -> None:
+    training = TrainingHealthSettings(metrics_file="/home/s3same/metrics.jsonl", kl_above=0.3)
     server = InferenceSettings(urls=("http://me:s3same@127.0.0.1:8000",), sleep="yes")
     policies = Policies(training=training, inference=server, hang=HangSettings(k=math.inf))
     text = json.dumps(Header("r", policies=policies).to_json(), allow_nan=False)

@@ -9,14 +9,13 @@ import pytest
 from podwatch.domain.errors import Busy, ConfigurationError, HostError, PodwatchError, RemoteError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import Lineage
 from podwatch.domain.snapshot import GpuSample, SensorState, Supervision, observed, unobserved
-from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.recovery import Phase
 from podwatch.recovery.run_file import RunFile
 from podwatch.system.own_directories import Workspace
 from tests.recovery.test_restart import running
-from tests.support.recovery_world import Podwatch, Store, World, death, finished
+from tests.support.recovery_world import Podwatch, Store, World, death, finished, stored
+from tests.support.starts import guarded
 
 
 async def test_a_living_trainer_is_taken_over(world: World) -> None:
@@ -135,7 +134,7 @@ async def test_old_checkpoints_of_nobody_are_not_used_unless_adopted(world: Worl
 async def test_a_directory_of_another_run_is_refused(world: World) -> None:
     other = RunFile(world.root / "other", Workspace(world.output), "other", world.clock)
     other.path.parent.mkdir()
-    other.edit_now(lambda run: replace(run, lineage=Lineage("l")))
+    other.edit_now(lambda run: replace(run, starts=guarded("l")))
     other.close()
     podwatch = Podwatch(world)
     with pytest.raises(ConfigurationError, match="belongs to run 'other'"):
@@ -144,7 +143,7 @@ async def test_a_directory_of_another_run_is_refused(world: World) -> None:
 
 
 async def test_a_new_pod_fetches_the_newest_save_of_the_run(world: World) -> None:
-    store = Store(world, StoredSave(30, "s30", "line1", 3), StoredSave(25, "s25", "line1", 2))
+    store = Store(world, stored(30, "s30", "line1", 3), stored(25, "s25", "line1", 2))
     podwatch = Podwatch(world, restore=store)
     shown: list[str] = []
     store.meanwhile = lambda: shown.append(podwatch.recovery.state.detail)
@@ -166,7 +165,7 @@ async def test_an_unreachable_store_and_nothing_here_never_starts_fresh(world: W
     await podwatch.until_phase(Phase.BLOCKED)
     assert "no route" in podwatch.recovery.state.detail
     assert world.plans == []
-    store.error, store.saves = None, [StoredSave(30, "s30", "line1", 3)]
+    store.error, store.given = None, [stored(30, "s30", "line1", 3)]
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[0].step == 30
     await podwatch.leave()
@@ -234,7 +233,7 @@ async def test_restart_from_a_step_that_only_the_store_has(world: World) -> None
     store = Store(world)
     podwatch = await running(world, restore=store)
     old = podwatch.run.lineage
-    store.saves = [StoredSave(8, "s8", old.id, 2), StoredSave(3, "s3", old.id, 1)]
+    store.given = [stored(8, "s8", old.id, 2), stored(3, "s3", old.id, 1)]
     store.error = RemoteError("down")
     with pytest.raises(PodwatchError, match="step 3 is not on this pod, and the store did not provide it: down"):
         await podwatch.recovery.requests.restart(3)
@@ -361,7 +360,7 @@ async def test_a_fetch_that_keeps_failing_gives_way_to_an_older_step_here(world:
     store = Store(world)
     podwatch = await running(world, restore=store)
     lineage = podwatch.run.lineage.id
-    store.saves, store.fetch_error = [StoredSave(30, "s30", lineage, 3)], RemoteError("half of it is missing")
+    store.given, store.fetch_error = [stored(30, "s30", lineage, 3)], RemoteError("half of it is missing")
     podwatch.see(31, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert store.fetched == [30, 30, 30]

@@ -245,7 +245,7 @@ async def test_a_trainer_that_an_operator_starts_meanwhile_is_taken_over(world: 
 
 class Lease:
     def __init__(self) -> None:
-        self.standing = Decision(LeaseAction.HOLD, publish=True)
+        self.decision = Decision(LeaseAction.HOLD, publish=True)
 
 
 async def test_a_run_that_another_pod_takes_over_meanwhile_is_not_started(
@@ -255,7 +255,7 @@ async def test_a_run_that_another_pod_takes_over_meanwhile_is_not_started(
     lease = Lease()
     podwatch = await running(world, lease=lease)
     work, asked = await in_the_middle(world, podwatch)
-    lease.standing = Decision(LeaseAction.SUPERSEDED, "pod b trains this run", stop=True)
+    lease.decision = Decision(LeaseAction.SUPERSEDED, "pod b trains this run", stop=True)
     assert (await asked).why_not == "pod b trains this run"
     await podwatch.until(Phase.STOPPED)
     assert (work.ended, world.alive()) == (["cancelled"], [])
@@ -280,9 +280,9 @@ async def test_training_is_not_stopped_while_something_speaks_against_it(world: 
     recovery.context.pause(True)
     await refused(podwatch, "podwatch is paused")
     recovery.context.pause(False)
-    lease.standing = Decision(LeaseAction.SUPERSEDED, "pod b may train this run")
+    lease.decision = Decision(LeaseAction.SUPERSEDED, "pod b may train this run")
     await refused(podwatch, "pod b may train")
-    lease.standing = Decision(LeaseAction.HOLD, publish=True)
+    lease.decision = Decision(LeaseAction.HOLD, publish=True)
     recovery.reconfigure(tools.settings.model_copy(update={"mode": "observe"}), tools.policies)
     await refused(podwatch, "mode observe")
     recovery.reconfigure(tools.settings, tools.policies)

@@ -40,7 +40,7 @@ async def test_a_flag_and_its_request_are_recorded_together(world: World, at: in
     except Killed:
         pass
     found = podwatch.recorded()
-    if found.starting == "":
+    if found.starts[-1].seen:
         assert (found.desired is Desired.RUNNING, found.fresh, found.executed.get("--fresh")) in (
             (True, True, "id"),
             (False, False, None),

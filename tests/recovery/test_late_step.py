@@ -19,7 +19,7 @@ from tests.support.clock import ManualClock
 def test_a_step_of_a_start_that_was_counted_as_failed_takes_nothing_back(counted: str, gave_up: bool) -> None:
     """Else a job with a machine fault waits for an hour instead of ending."""
     clock = ManualClock()
-    run = SimpleNamespace(counted=counted, history=RestartHistory(gave_up_at=990.0), below=None, gpu_base={})
+    run = SimpleNamespace(history=RestartHistory(gave_up_at=990.0), below=None, gpu_base={})
 
     def change(**changes: object) -> None:
         vars(run).update(changes)
@@ -28,6 +28,7 @@ def test_a_step_of_a_start_that_was_counted_as_failed_takes_nothing_back(counted
     context = SimpleNamespace(
         attempt=SimpleNamespace(start_id="start-1", see=lambda *_: True),
         run=run, notes=Notes(clock), phase=Phase.GAVE_UP, unconfirmed=False, note=change, edit_soon=change,
+        is_counted=lambda start_id: start_id == counted,
         tools=SimpleNamespace(clock=clock, settings=settings),
     )  # fmt: skip
     snapshot = SimpleNamespace(trainer=SimpleNamespace(value=None), at=1000.0)

@@ -269,7 +269,7 @@ async def test_a_person_who_starts_during_the_pause_after_giving_up_is_guarded(w
     podwatch.recovery.context.note(next_try_wall=world.clock.wall() + 3600.0)
     history = podwatch.recovery.context.run.history
     podwatch.recovery.context.note(history=replace(history, gave_up_at=world.clock.now))
-    podwatch.recovery.context.note(counted=world.plans[-1].start_id)
+    podwatch.file.note(lambda run: run.with_start(world.plans[-1].start_id, counted=True))
     release = asyncio.Event()
     sleep = world.clock.sleep
 

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from podwatch.daemon.status_view import recovery_view
-from podwatch.detection.one_finding_per_failure import Healing, fold, reported
+from podwatch.detection.merge import Healing, fold, reported
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
-from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.journal import Journal
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.operation_runner import adopt
 from podwatch.trainer.base import CannotExecute
-from tests.support.recovery_world import GIB, Killer, Podwatch, Store, World, death, finished, index_of
+from tests.support.recovery_world import GIB, Killer, Podwatch, Store, World, death, finished, index_of, stored
 
 pytestmark = pytest.mark.slow
 
@@ -532,13 +531,16 @@ async def test_one_that_is_damaged_in_the_store_too_is_fetched_once_and_passed_o
     store = Store(world)
     podwatch = await running(world, restore=store)
     line = podwatch.run.lineage.id
-    store.saves = [StoredSave(10, "s10", line, 1), StoredSave(15, "s15", line, 2)]
+    store.given = [stored(10, "s10", line, 1), stored(15, "s15", line, 2)]
     world.damaged[15] = ("b.bin is shorter than its index says",)
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     assert (world.plans[-1].step, store.fetched) == (10, [15])
     (said,) = [e for e in world.events if e.name is EventName.CHECKPOINT_DAMAGED and "in the store" in e.message]
     assert "podwatch start --step 15" in said.message
+    (shown,) = [f for f in podwatch.recovery.context.notes.all if f.kind is FindingKind.STEPPED_BACK]
+    assert "step 15 is damaged in the store" in shown.summary
+    assert "podwatch start --step 15" in shown.suggestion
     podwatch.see(11)
     podwatch.see(12, finding=death())
     await podwatch.until(Phase.CONFIRMING)

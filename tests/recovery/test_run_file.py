@@ -21,9 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podwatch.domain.errors import ConfigurationError, HostError, InternalError
-from podwatch.domain.run import EarlierSave, Lineage, Pause, StartRecord
+from podwatch.domain.run import Pause, StartRecord
 from podwatch.domain.run_state import RestartHistory, RunState, Stopping, WonClaim
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.starts import StartedBy, TrainerStart
 from podwatch.recovery import run_file
 from podwatch.recovery.run_file import RESERVED_BYTES, Newer, RunFile, parse
 from podwatch.system import files
@@ -36,16 +37,19 @@ from tests.support.killpoints import CALLS, KillPoints, build_killpoints
 from tests.support.mounts import small_mount
 from tests.support.nvml import NoCompiler
 
-START = StartRecord("s1", 12.5, ("uv", "run", "rl"), "/app", "u", 40, ("HOME",), (("c.toml", "ab" * 32),), ("uv", "rl"))
+START = StartRecord("s1", 12.5, ("uv", "run", "rl"), "/app", "u", ("HOME",), (("c.toml", "ab" * 32),), ("uv", "rl"))
 FULL: dict[str, Any] = {
-    "lineage": Lineage("l2", "l1", 40, 90, 1_800_000_000.5),
+    "starts": (
+        TrainerStart("g", wall=1.5, by=StartedBy.GUARD, proved=False, branch="l1"),
+        TrainerStart(
+            "attached-7-9", 40, 1_800_000_000.5, StartedBy.OPERATOR, branch="l2", left_step=90, why="saved step 45"
+        ),
+        TrainerStart("s2", 90, 1_800_000_100.5, branch="s2", of="g", seen=False, counted=True, confirmed=True),
+    ),
     "desired": Desired.STOPPED,
     "stop_above": -1,
     "last_start": START,
-    "first_seen_wall": 1.5,
     "wandb": {"shared": "x1"},
-    "earlier": (EarlierSave(45, "ab", 10.5, "l1"), EarlierSave(50, "", 11.5, "l1")),
-    "ancestry": {"l0": 30},
     "stopping": Stopping("s1", "hang", 4711, 99, "boot"),
     "pause": Pause(3.0, None, "root", "driver"),
     "pins": {40: "best"},
@@ -107,11 +111,11 @@ async def test_edits_take_place_one_after_the_other(tmp_path: Path) -> None:
     file.load()
 
     def add(run: RunState) -> RunState:
-        return replace(run, first_seen_wall=run.first_seen_wall + 1)
+        return replace(run, desired_wall=run.desired_wall + 1)
 
     await asyncio.gather(*(file.edit(add) for _ in range(40)))
-    assert (file.current.first_seen_wall, file.current.counter) == (40, 40)
-    assert parse(file.path.read_bytes()).first_seen_wall == 40
+    assert (file.current.desired_wall, file.current.counter) == (40, 40)
+    assert parse(file.path.read_bytes()).desired_wall == 40
     file.close()
 
 
@@ -147,12 +151,12 @@ async def test_a_cancelled_edit_is_done_or_not_and_the_next_one_sees_which(tmp_p
     file = file_of(tmp_path)
     file.load()
     for number in range(30):
-        edit = asyncio.create_task(file.edit(lambda run, n=number: replace(run, first_seen_wall=float(n))))
+        edit = asyncio.create_task(file.edit(lambda run, n=number: replace(run, desired_wall=float(n))))
         await asyncio.sleep(0.0005 * (number % 5))
         edit.cancel()
         await asyncio.gather(edit, return_exceptions=True)
         await file.edit(lambda run: run)
-        assert parse(file.path.read_bytes()).first_seen_wall == file.current.first_seen_wall
+        assert parse(file.path.read_bytes()).desired_wall == file.current.desired_wall
     file.close()
 
 
@@ -180,16 +184,16 @@ async def test_an_edit_that_cannot_be_recorded_changes_nothing(tmp_path: Path, m
     file.close()
 
 
-@pytest.mark.parametrize("step", ["_overwrite", "exchange_at"])
+@pytest.mark.parametrize("step", ["overwrite_at", "exchange_at"])
 async def test_an_edit_that_was_given_up_never_happens_unless_the_disk_hangs_in_its_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Else a stop that was given up would be finished later, beside training that has recovered."""
     last = step == "exchange_at"
-    monkeypatch.setattr(run_file, "WRITE_SECONDS", 0.2)
     file = file_of(tmp_path)
     file.load()
-    await file.edit(lambda run: replace(run, first_seen_wall=1.0))
+    await file.edit(lambda run: replace(run, desired_wall=1.0))
+    monkeypatch.setattr(run_file, "WRITE_SECONDS", 1.5)
     answers = threading.Event()
     real = getattr(files, step)
 
@@ -211,7 +215,7 @@ async def test_an_edit_that_was_given_up_never_happens_unless_the_disk_hangs_in_
         while file._worker.stuck:
             await asyncio.sleep(0.01)
     await file.edit(lambda run: run)
-    assert (file.problem, file.current.first_seen_wall) == ("", 1.0)
+    assert (file.problem, file.current.desired_wall) == ("", 1.0)
     assert file.current.stopping == (Stopping("s1") if last else None)
     assert (file.current.desired, file.current.yielded) == (Desired.RUNNING, True), "what was noted meanwhile stays"
     assert parse(file.path.read_bytes()) == file.current
@@ -256,7 +260,7 @@ def test_every_edit_gets_through_on_a_full_disk(tmp_path: Path) -> None:
     with small_mount(tmp_path / "state", 2 << 20) as mounted:
         if not mounted:
             pytest.skip("mounting a tmpfs is not allowed here")
-        file = recorded(tmp_path, first_seen_wall=1.0)
+        file = recorded(tmp_path, desired_wall=1.0)
         with (tmp_path / "state" / "filler").open("wb", buffering=0) as filler:
             for size in (1 << 16, 4096, 1):
                 with contextlib.suppress(OSError):
@@ -264,8 +268,8 @@ def test_every_edit_gets_through_on_a_full_disk(tmp_path: Path) -> None:
                         filler.write(b"x" * size)
         assert os.statvfs(tmp_path / "state").f_bavail == 0
         for number in range(100):
-            file.edit_now(lambda run, n=number: replace(run, first_seen_wall=float(n), earlier=(FULL["earlier"] * 50)))
-            assert parse(file.path.read_bytes()).first_seen_wall == number
+            file.edit_now(lambda run, n=number: replace(run, desired_wall=float(n), starts=(FULL["starts"] * 50)))
+            assert parse(file.path.read_bytes()).desired_wall == number
 
 
 def test_a_file_system_that_cannot_exchange_names_keeps_a_spare_too(
@@ -275,8 +279,8 @@ def test_a_file_system_that_cannot_exchange_names_keeps_a_spare_too(
     file = file_of(tmp_path)
     file.load()
     for number in range(5):
-        file.edit_now(lambda run, n=number: replace(run, first_seen_wall=float(n)))
-        assert parse(file.path.read_bytes()).first_seen_wall == number
+        file.edit_now(lambda run, n=number: replace(run, desired_wall=float(n)))
+        assert parse(file.path.read_bytes()).desired_wall == number
         assert (file.path.parent / "run.json.spare").stat().st_size == RESERVED_BYTES
     file.close()
 
@@ -382,7 +386,7 @@ def test_a_lost_state_directory_is_continued_without_commands_users_and_the_clai
     again = file_of(tmp_path, state="another")
     found = again.load()
     assert found is not None
-    assert found.last_start == StartRecord("s1", 12.5, (), "", step=40)
+    assert found.last_start == StartRecord("s1", 12.5, (), "")
     assert facts(replace(found, last_start=START)) == FULL | {
         "claim": None,
         "writer_id": "",
@@ -499,7 +503,7 @@ def test_another_machine_s_claim_and_processes_are_void(tmp_path: Path) -> None:
         Desired.STOPPED,
         {60: "resumed wrongly"},
         {40: "best"},
-        "l2",
+        "s2",
     )
 
 
@@ -612,11 +616,11 @@ def test_killed_at_every_call_of_an_edit(tmp_path: Path, library: Path) -> None:
             last = done[-1] if done else number - 1
             where = f"{when} {call} {path}"
             assert state is not None, where
-            assert state.first_seen_wall in (last, last + 1), where
-            assert state.lineage.id == f"l{int(state.first_seen_wall)}", f"{where}: half of an edit"
+            assert state.desired_wall in (last, last + 1), where
+            assert state.starts[0].branch == f"l{int(state.desired_wall)}", f"{where}: half of an edit"
             assert file.news == [], where
             assert not list((tmp_path / "state").glob("*.corrupt*")), where
-            number = int(state.first_seen_wall) + 1
+            number = int(state.desired_wall) + 1
     assert fired >= 1.5 * len(found), "the kills do not reach the edits"  # a directory is made only once
 
 

@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from podwatch.client.status_screen import render
-from podwatch.client.status_verdict import verdict
 from podwatch.daemon.status_view import headline, heartbeat
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, observed
 from podwatch.domain.status_document import RecoveryView
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
+from podwatch.reporting.status_screen import headline as first_line
+from podwatch.reporting.status_screen import render
 from podwatch.reporting.wandb import metrics_of
 from tests.reporting import views
 
@@ -39,7 +40,7 @@ def shown(view: DaemonView) -> dict[str, object]:
     }
     figures = metrics_of(view, lost_steps=0)
     line = re.search(r"step (\d+)", headline("watching", view.facts.pod))
-    first = re.search(r"at step (\d+)|last step (\d+)", verdict(document))
+    first = re.search(r"at step (\d+)|last step (\d+)", first_line(document))
     return {
         "status": document["training"]["step"],
         "metrics": int(metrics["podwatch_step"]) if "podwatch_step" in metrics else None,
@@ -58,7 +59,7 @@ def test_a_pod_on_which_only_the_orchestrator_counts_made_no_step() -> None:
     assert set(shown(view).values()) == {None}
     document = build_status(view)
     assert document["training"]["state"] == "starting"
-    assert verdict(document).startswith("TRAINING IS STARTING")
+    assert first_line(document).startswith("TRAINING IS STARTING")
     assert "step 12" not in render(document)
     assert steps_at_risk(view.facts.pod, view.facts.checkpoints, None, view.sync) is None
 
@@ -80,8 +81,11 @@ def test_every_outlet_shows_the_same_step(samples: list[ProgressSample]) -> None
     view = seen(*samples)
     found = shown(view)
     trained = [s.step for s in samples if s.step is not None and s.role not in ("orchestrator", "inference")]
-    of_this_start = [s.step for s in samples if s.step in trained and s.at >= STARTED and s.trained]
-    assert set(found.values()) == {max(of_this_start, default=None)}, found
+    of_this_start = [s for s in samples if s.step in trained and s.at >= STARTED and s.trained]
+    order = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSource.CHECKPOINT: 2}
+    best = min(of_this_start, key=lambda s: (order.get(s.source, 9), s.role != "trainer", -s.at), default=None)
+    now = [s.step for s in of_this_start if best and s.at >= best.at]  # training can begin again below what is older
+    assert set(found.values()) == {max(now, default=None)}, found
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_the_first_line_is_true_about_movement(age: float, median: float | None,
     view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - age, 85))
     learned = replace(view.learned, step_seconds=() if median is None else (median,))
     view = views.changed(view, learned=learned, snapshot=replace(view.facts.pod, saving=saving))
-    assert verdict(build_status(view)) == says
+    assert first_line(build_status(view)) == says
 
 
 @pytest.mark.parametrize(("confirmed", "said"), [(False, True), (None, False), (True, False)])
@@ -127,7 +131,7 @@ def test_what_a_death_would_cost(
     """On a new pod the checkpoint that training resumed from is as good as one that was saved here."""
     view = seen(ProgressSample(ProgressSource.STEP_LINE, "trainer", views.NOW - 1, 205))
     sets = () if here is None else (views.checkpoint(here),)
-    sync = replace(view.sync, last_step=stored, saves=30 if read else None)
+    sync = replace(view.sync, last_step=stored, listed=read)
     assert steps_at_risk(view.facts.pod, sets, resumed, sync.last_step, unread=sync.unread) == lost
     assert steps_at_risk(view.facts.pod, (), None, None) == 205, "without a store nothing is unknown"
     counted = steps_at_risk(view.facts.pod, sets, resumed, sync.last_step, unread=sync.unread, saves_counted=True)
@@ -155,5 +159,8 @@ def test_without_steps_between_checkpoints_the_cost_of_a_death_is_unknown() -> N
 )
 def test_what_the_store_holds_is_said_only_once_it_is_known(last: int | None, saves: int | None, says: str) -> None:
     view = views.healthy()
-    view = replace(view, sync=replace(view.sync, last_step=last, saves=saves, uploading_step=None))
+    stored = tuple(StoredCheckpoint(step, "s") for step in range(saves or 0))
+    view = replace(
+        view, sync=replace(view.sync, last_step=last, checkpoints=stored, listed=saves is not None, uploading_step=None)
+    )
     assert says in render(build_status(view), width=120)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from podwatch.config.settings import NotifySettings
-from podwatch.detection.one_finding_per_failure import cost
+from podwatch.detection.merge import cost
 from podwatch.domain.event import Change, Event, EventName, Incident, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import TrainingMetrics, observed

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from podwatch.reporting import html as made
 from podwatch.reporting import page
-from podwatch.reporting.json_documents import incident_document
 from podwatch.reporting.status import build_status
 from tests.reporting import views
 from tests.support.examples import examples
@@ -83,9 +82,7 @@ class Read(html.parser.HTMLParser):
 
 
 def shown(view: Any, log: Any = ()) -> str:
-    return page.render(
-        build_status(view), incidents=[incident_document(views.incident(resolved=True)).to_json()], log=log
-    )
+    return page.render(build_status(view), incidents=[("a death: restarted", False)], log=log)
 
 
 def check(text: str) -> Read:
@@ -132,10 +129,10 @@ def test_a_command_to_copy_is_a_button_with_a_name() -> None:
 
 def test_progress_is_per_cent_and_time_to_the_end() -> None:
     document = build_status(views.healthy())
-    assert "42 %</strong> done, ends in 2 h 37 min to 3 h<" in page.render(document)
+    assert "42\xa0%, ends in 2\xa0h 37\xa0min to 3\xa0h</strong>" in page.render(document)
     document["account"] = None
-    assert "42 %</strong> done<" in page.render(document)
-    assert "done, ends in" not in shown(views.gave_up())
+    assert "<strong>42\xa0%</strong>" in page.render(views.reworded(document))
+    assert "ends in" not in shown(views.gave_up())
 
 
 def table_of(text: str) -> list[list[str]]:
@@ -168,7 +165,7 @@ def test_ids_are_unique_and_named_by_headings() -> None:
     assert {given["aria-labelledby"] for _, given in read.elements if "aria-labelledby" in given} <= set(ids)
 
 
-@pytest.mark.parametrize("document", [{}, {"running": True}, {"running": True, "training": None, "gpus": "?"}])
+@pytest.mark.parametrize("document", [{}, {"running": True}, {"running": True, "rows": "?", "gpus": "?"}])
 def test_a_document_of_another_version_still_renders(document: dict[str, Any]) -> None:
     check(page.render(document))
 
@@ -189,8 +186,7 @@ def test_no_text_is_ever_html(name: str, texts: list[str]) -> None:
     training = document["training"]["state"]
     document = poisoned(document, put) | kept
     document["training"]["state"] = training
-    incident = poisoned(incident_document(views.incident(resolved=False)).to_json(), put)
-    check(page.render(document, incidents=[incident], log=texts))
+    check(page.render(document, incidents=[(put(), True)], log=texts))
 
 
 @given(st.text(), st.text())

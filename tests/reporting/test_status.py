@@ -8,15 +8,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from podwatch.client.status_screen import render
-from podwatch.client.status_verdict import verdict
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Desired, SensorState, observed, unobserved
 from podwatch.domain.status_document import RecoveryView
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.reporting.json_documents import event_document
 from podwatch.reporting.status import build_status
+from podwatch.reporting.status_screen import headline, render
 from tests.reporting import views
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -144,7 +144,10 @@ def test_a_person_running_training_after_a_give_up_is_running():
 
 def test_stored_goes_by_save_and_not_by_step():
     view = views.healthy()
-    again = replace(view.sync, stored=frozenset({(80, "another-save"), (85, "s85")}))
+    again = replace(
+        view.sync,
+        checkpoints=tuple(StoredCheckpoint(n, "x", here=name) for n, name in ((80, "another-save"), (85, "s85"))),
+    )
     sets = build_status(replace(view, sync=again))["checkpoints"]["sets"]
     assert [(s["step"], s["stored"]) for s in sets] == [(80, False), (85, True)]
     assert [s["uploading"] for s in sets] == [False, True]
@@ -181,7 +184,7 @@ def test_a_restart_after_a_failure_stays_critical_until_a_step_and_says_what_is_
     document = build_status(again)
     assert (document["training"]["state"], document["overall"]) == ("recovering", "critical")
     assert "not reported a step yet" in document["reasons"][0]["summary"]
-    assert verdict(document) == "TRAINING IS RESTARTING from step 80; no step since the restart yet"
+    assert headline(document) == "TRAINING IS RESTARTING from step 80; no step since the restart yet"
 
 
 @pytest.mark.parametrize("dead", [False, True])
@@ -193,18 +196,18 @@ def test_a_trainer_process_that_ended_is_in_the_first_line(dead):
         view = replace(view, findings=(finding,))
     document = build_status(view)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
-    assert verdict(document) == "TRAINER PROCESS ENDED 12 s ago, its launcher still runs, last step 85"
+    assert headline(document) == "TRAINER PROCESS ENDED 12 s ago, its launcher still runs, last step 85"
 
 
 def test_one_that_may_end_is_not():
     from podwatch.config.settings import Policies
     from podwatch.daemon.status_view import trainer_ended_at
-    from podwatch.detection.operator_ends import Endings
-    from podwatch.detection.run_detectors import DetectionState
-    from podwatch.detection.signals import Signals
+    from podwatch.detection.rules import DetectionState
+    from podwatch.detection.start import Start
+    from podwatch.detection.window import Window
 
     snapshot = views.healthy().facts.pod
-    state = DetectionState(signals=Signals(endings=Endings(gone=(("trainer", 5.0),))))
+    state = DetectionState(start=Start(windows={"role:trainer": Window(armed=True, since=5.0, last=5.0)}))
     assert trainer_ended_at(snapshot, state, Policies()) == 5.0
     assert trainer_ended_at(snapshot, DetectionState(), Policies()) is None
     assert trainer_ended_at(replace(snapshot, desired=Desired.STOPPED), state, Policies()) is None
@@ -255,11 +258,11 @@ def test_a_wait_within_the_patience_of_a_start_is_a_warning_and_the_question_aft
     document = waiting(ambiguous(Severity.WARNING))
     assert (document["training"]["state"], document["overall"]) == ("blocked", "warning")
     assert [r["severity"] for r in document["reasons"]] == ["warning"]
-    assert verdict(document).startswith("TRAINING IS NOT STARTED YET: podwatch waits")
+    assert headline(document).startswith("TRAINING IS NOT STARTED YET: podwatch waits")
     document = waiting(ambiguous(Severity.CRITICAL))
     assert document["overall"] == "critical"
     assert [r["severity"] for r in document["reasons"]] == ["critical"]
-    assert verdict(document).startswith("TRAINING IS DOWN and BLOCKED")
+    assert headline(document).startswith("TRAINING IS DOWN and BLOCKED")
 
 
 def test_a_wait_beside_anything_else_that_holds_the_start_up_is_critical():
@@ -275,9 +278,9 @@ def test_readings_from_before_the_trainer_changed_say_so():
     assert all(row["outdated"] for name in ("gpus", "inference") for row in document[name])
     assert render(document, width=120).count("(before the start)") == 3
     assert "before the" not in render(build_status(seen), width=120)
-    gone = {**document, "training": {**document["training"], "alive": False}}
+    gone = views.reworded({**document, "training": {**document["training"], "alive": False}})
     assert render(gone, width=120).count("(before the stop)") == 3
-    empty = {**gone, "gpus": [{**g, "memory_used_bytes": 0} for g in gone["gpus"]]}
+    empty = views.reworded({**gone, "gpus": [{**g, "memory_used_bytes": 0} for g in gone["gpus"]]})
     assert render(empty, width=120).count("(before the stop)") == 1, "an empty GPU misleads nobody"
 
 

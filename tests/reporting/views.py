@@ -11,8 +11,8 @@ from typing import Any
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup_findings import backup_findings
 from podwatch.detection.learned import Learned
-from podwatch.detection.one_finding_per_failure import Healing, fold
-from podwatch.detection.run_detectors import advance, initial
+from podwatch.detection.merge import Healing, fold
+from podwatch.detection.rules import advance, initial
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.event import Incident
 from podwatch.domain.facts import Facts, StoreFacts
@@ -37,12 +37,14 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.status_document import Capabilities, RecoveryView
+from podwatch.domain.status_document import Capabilities, RecoveryView, Status
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.incidents.bundle import plain
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.policy.run_cost import Account, Price, Spent, account
 from podwatch.recovery.failure import given_up
 from podwatch.reporting.daemon_view import Counters, DaemonView
+from podwatch.reporting.rows import worded
 from tests.detection.looks import world
 from tests.drivers.detection import judging
 
@@ -159,7 +161,8 @@ def healthy() -> DaemonView:
             uploaded_bytes=12 * GB,
             total_bytes=47 * GB,
             upload_rate=15e6,
-            stored=frozenset({(80, "s80")}),
+            checkpoints=(StoredCheckpoint(80, "s80", here="s80"),),
+            listed=True,
         ),
         learned=Learned(gpu_baseline_bytes=((0, 71 * GIB),), step_seconds=(240.0,), startups=(900.0,)),
         counters=Counters(
@@ -325,7 +328,7 @@ def gave_up() -> DaemonView:
     assert decision.history.gave_up
     summary, fix = given_up(decision.reason, ())
     finding = Finding(FindingKind.GAVE_UP, Severity.CRITICAL, summary, NOW - 42, fix)
-    stored = frozenset({(80, "s80"), (85, "s85")})
+    stored = tuple(StoredCheckpoint(step, f"s{step}", here=f"s{step}") for step in (80, 85))
     return changed(
         view,
         findings=fold((finding,), Healing(cause, step=85, gave_up=True, down_seconds=42.0)),
@@ -338,7 +341,12 @@ def gave_up() -> DaemonView:
         ),
         checkpoints=(checkpoint(80, age=10_500), checkpoint(85, age=9300)),
         sync=StoreFacts(
-            store_url=view.sync.store_url, ok=True, last_step=85, last_published_wall=WALL - 6100, stored=stored
+            store_url=view.sync.store_url,
+            ok=True,
+            last_step=85,
+            last_published_wall=WALL - 6100,
+            checkpoints=stored,
+            listed=True,
         ),
         incident=incident(resolved=False, cause=cause),
     )
@@ -410,3 +418,13 @@ ALL = {
     "nodes": gang,
     "nodes-ended": lambda: gang(ended=True),
 }
+
+
+def reworded(document: dict[str, Any]) -> dict[str, Any]:
+    """A changed status document, worded again as the daemon does."""
+    return worded(Status.from_json(document)).to_json()
+
+
+def facts(document: dict[str, Any]) -> dict[str, str]:
+    """The text of each row, by label."""
+    return {row["label"]: row["text"] for row in document["rows"]}

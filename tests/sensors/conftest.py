@@ -1,10 +1,10 @@
-"""The NVML stand-in, compiled once per session and loaded into this process by the real pynvml."""
+"""The NVML stand-in, compiled once per session and loaded by the real pynvml in the sensor's child process."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.support.nvml import NoCompiler, NvmlWorld, build_nvml, load_here
+from tests.support.nvml import NoCompiler, NvmlWorld, build_nvml
 
 
 @pytest.fixture(scope="session")
@@ -17,8 +17,8 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NvmlWorld:
-    """Two healthy devices that this process sees through the real pynvml."""
+    """Two healthy devices that child processes see through the real pynvml."""
     world = NvmlWorld(tmp_path / "world", devices=2)
-    monkeypatch.setenv("NVML_STANDIN", str(world.path))
-    load_here(nvml_library)
+    for name, value in world.environment(nvml_library).items():
+        monkeypatch.setenv(name, value)
     return world

@@ -1,4 +1,4 @@
-"""GpuSensor and NvmlReader over the real pynvml and a libnvidia-ml.so.1 whose world the test controls."""
+"""GpuSensor over its child process, the real pynvml there, and a libnvidia-ml.so.1 whose world the test controls."""
 
 import asyncio
 import os
@@ -13,20 +13,19 @@ import pytest
 
 from podwatch.domain.snapshot import GpuSample, GpuState, Reading, SensorState
 from podwatch.sensors import gpu as gpu_module
-from podwatch.sensors.gpu import GpuSensor
-from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.gpu import GpuSensor, NvmlReader
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 from tests.support import nvml
 from tests.support.nvml import GIB, NvmlWorld, build_nvml
 
 POLL = 0.02
-DEADLINE = 0.25
+DEADLINE = 2.5
 
 
 @asynccontextmanager
 async def sensing(deadline: float = DEADLINE) -> AsyncIterator[GpuSensor]:
-    sensor = GpuSensor(NvmlReader(), SystemClock(), POLL, deadline)
+    sensor = GpuSensor(NvmlReader(wait=0.6 * deadline, deadline=4 * deadline), SystemClock(), POLL, deadline)
     await sensor.start()
     try:
         yield sensor
@@ -159,23 +158,6 @@ async def test_a_hang_blinds_within_the_deadline_and_heals(world: NvmlWorld) -> 
         await until(lambda: sensor.latest().ok)
 
 
-async def test_threads_left_behind_are_bounded_and_vanish(world: NvmlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podwatch.sensors.base.MAX_BACKOFF", 0.02)
-    sensor = GpuSensor(NvmlReader(), SystemClock(), 0.01, 0.05)
-    await sensor.start()
-    try:
-        await until(lambda: sensor.latest().ok)
-        world.hang_all()
-        await until(lambda: sensor._poller.stuck == 4)
-        await asyncio.sleep(0.5)
-        assert sensor._poller.stuck == 4
-        world.hang_all(False)
-        await until(lambda: sensor.latest().ok and sensor._poller.stuck == 0)
-    finally:
-        world.hang_all(False)
-        await sensor.stop()
-
-
 async def test_stop_is_prompt_while_a_call_hangs(world: NvmlWorld) -> None:
     sensor = GpuSensor(NvmlReader(), SystemClock(), POLL, 30.0)
     await sensor.start()
@@ -227,36 +209,21 @@ async def test_a_driver_that_goes_away_is_reported_and_found_again(world: NvmlWo
 
 async def test_no_device_is_absent(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = NvmlWorld(tmp_path / "none", devices=0)
-    monkeypatch.setenv("NVML_STANDIN", str(world.path))
-    nvml.load_here(nvml_library)
+    for name, value in world.environment(nvml_library).items():
+        monkeypatch.setenv(name, value)
     async with sensing() as sensor:
         await until(lambda: sensor.latest().state is SensorState.ABSENT)
         assert "shows no GPU" in sensor.latest().detail
 
 
-def test_the_stand_in_lists_host_pids(world: NvmlWorld) -> None:
-    import pynvml
-
-    world.processes(0, (400_001, 3 * GIB), (400_002, GIB))
-    pynvml.nvmlInit()
-    try:
-        found = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(0))
-        assert [(p.pid, p.usedGpuMemory) for p in found] == [(400_001, 3 * GIB), (400_002, GIB)]
-    finally:
-        pynvml.nvmlShutdown()
-
-
 ONE_READING = """
-import asyncio, sys, threading
-assert "pynvml" not in sys.modules
+import asyncio, sys
 from podwatch.domain.snapshot import SensorState
-from podwatch.sensors.gpu import GpuSensor
-from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.gpu import GpuSensor, NvmlReader
 from podwatch.system.clock import SystemClock
-assert "pynvml" not in sys.modules, "pynvml must be imported late"
 
 async def main():
-    sensor = GpuSensor(NvmlReader(), SystemClock(), 0.02, {deadline})
+    sensor = GpuSensor(NvmlReader(), SystemClock(), 0.02, 5.0)
     await sensor.start()
     while sensor.latest().state is SensorState.PENDING:
         await asyncio.sleep(0.005)
@@ -264,29 +231,26 @@ async def main():
     return sensor.latest()
 
 reading = asyncio.run(main())
+assert "pynvml" not in sys.modules
+assert "libnvidia-ml" not in open("/proc/self/maps").read(), "podwatch itself never loads the library"
 print(reading.state, [(s.memory_used_bytes, s.temperature_celsius) for s in reading.value or ()], reading.detail)
 """
 
 
-def one_reading(environment: dict[str, str], deadline: float = 5.0) -> tuple[str, float]:
-    """A whole process: start, one reading, exit. Returns what it printed and how long it took."""
+def one_reading(environment: dict[str, str]) -> str:
+    """A whole process: start, one reading, exit. Returns what it printed."""
     clean = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "NVML_STANDIN")}
-    began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", ONE_READING.replace("{deadline}", str(deadline))],
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
+        [sys.executable, "-c", ONE_READING], env=clean | environment, capture_output=True, text=True, timeout=30,
         check=True,
-    )
-    return done.stdout, time.monotonic() - began
+    )  # fmt: skip
+    return done.stdout
 
 
 def test_an_absent_library_is_absent_with_the_fix() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this machine has an NVIDIA driver: its library cannot be absent")
-    said, _ = one_reading({})
+    said = one_reading({})
     assert said.startswith("absent [] libnvidia-ml.so.1 was not found")
     assert "--gpus all" in said
 
@@ -295,13 +259,5 @@ def test_an_old_driver_is_read_by_the_old_calls(tmp_path: Path, nvml_library: Pa
     world = NvmlWorld(tmp_path / "world")
     world.set_memory(0, GIB)
     world.set_reserved(0, GIB)
-    said, _ = one_reading(world.environment(build_nvml(tmp_path / "old", old_driver=True)))
+    said = one_reading(world.environment(build_nvml(tmp_path / "old", old_driver=True)))
     assert said.startswith(f"ok [({2 * GIB}, 40.0)]")
-
-
-def test_a_hung_call_does_not_hold_the_interpreter(tmp_path: Path, nvml_library: Path) -> None:
-    world = NvmlWorld(tmp_path / "world")
-    world.hang_all()
-    said, seconds = one_reading(world.environment(nvml_library), deadline=0.2)
-    assert said.startswith("blind [] no answer")
-    assert seconds < 10

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import HostSample, Reading, SensorState, TrainerSample, observed
-from podwatch.sensors.host import HostSensor, meminfo
+from podwatch.sensors.host import HostSensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
@@ -107,17 +108,11 @@ print([use.open_files for use in seen.files], seen.files_unreadable, sensor.late
     assert done.stdout.strip() in counted | {refused}, done.stderr
 
 
-async def test_without_meminfo_the_sensor_is_blind(tmp_path: Path) -> None:
+async def test_without_meminfo_the_sensor_is_blind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SystemClock()
-    sensor = HostSensor(clock, trainer=Tree(), xids=XidInbox(clock), proc=tmp_path)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    sensor = HostSensor(clock, trainer=Tree(), xids=XidInbox(clock))
     await sensor.start()
     await until(lambda: sensor.latest().state is SensorState.BLIND)
     assert "cannot read" in sensor.latest().detail
     await sensor.stop()
-
-
-def test_meminfo() -> None:
-    assert meminfo("MemTotal:       16 kB\nHugePages_Total:       3\nodd\n") == {
-        "MemTotal": 16384,
-        "HugePages_Total": 3,
-    }

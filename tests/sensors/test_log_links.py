@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.command import Command
+from podwatch.daemon.backup.evidence import LogEnds, configs
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
 from podwatch.recovery.start_plan import changed_configs, config_digests
 from podwatch.sensors import log_tail
-from podwatch.sync.upload.artifacts import LogEnds, configs
 from podwatch.trainer.environment import read_env_file
 from tests.support.other_users import T, as_root, enterable, own
 
@@ -126,7 +126,7 @@ def test_files_that_a_command_names(out: Path, tmp_path: Path) -> None:
     (out / "sound.toml").hardlink_to(tmp_path / "roots" / "sound.toml")
     assert Command(["rl", "@", "sound.toml"], out).documents == [{"a": 1}]
     assert Command(["rl", "@", "sound.toml"], out, shown=True).documents == [], "it would be shown"
-    record = StartRecord("s", 0.0, (), "", "", None, (), tuple(found.items()))
+    record = StartRecord("s", 0.0, (), "", config_digests=tuple(found.items()))
     assert changed_configs(record) == ()
     (out / "run.toml").unlink()
     os.mkfifo(out / "run.toml")

@@ -73,10 +73,12 @@ TROUBLE = {
         "WARNING 08-21 12:00:00 [utils.py:250] Found ulimit of 32000 and failed to automatically increase with error"
         " current limit exceeds maximum limit. This can cause fd limit errors",
     ],
-    "out-of-memory": [
+    "killed": [
         "/bin/bash: line 1: 12345 Killed                  uv run rl @ config.toml",
         "E0821 12:00:00.000000 139 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: -9)"
         " local_rank: 0 Signal 9 (SIGKILL) received by PID 77",
+    ],
+    "out-of-memory": [
         "OSError: [Errno 12] Cannot allocate memory",
         "MemoryError: bad allocation",
     ],

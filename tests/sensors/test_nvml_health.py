@@ -3,8 +3,8 @@
 import pytest
 
 from podwatch.domain.snapshot import GpuSample
-from podwatch.sensors import nvml
-from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.gpu import NvmlReader
+from podwatch.sensors.gpu_child import EVERY
 from podwatch.sensors.xid import KEPT, XidInbox
 from podwatch.system.clock import SystemClock
 from tests.support.clock import ManualClock
@@ -21,14 +21,13 @@ def inbox() -> XidInbox:
 @pytest.fixture
 def reader(world: NvmlWorld, inbox: XidInbox) -> NvmlReader:
     reader = NvmlReader(inbox)
-    reader.open()
     yield reader  # type: ignore[misc]
     reader.close()
 
 
 def round_of(reader: NvmlReader) -> tuple[GpuSample, ...]:
     """As many looks as it takes until every device was asked anew."""
-    for _ in range(nvml.EVERY):
+    for _ in range(EVERY):
         samples = reader.read()
     return samples
 
@@ -62,7 +61,6 @@ def test_what_changes_is_seen_within_one_round(reader: NvmlReader, world: NvmlWo
 def test_only_faults_count_as_throttling(world: NvmlWorld, bits: int, reasons: tuple[str, ...]) -> None:
     world.throttle(0, bits)
     reader = NvmlReader()
-    reader.open()
     assert reader.read()[0].throttled == reasons
     reader.close()
 
@@ -70,7 +68,6 @@ def test_only_faults_count_as_throttling(world: NvmlWorld, bits: int, reasons: t
 def test_what_a_device_does_not_have_is_unknown_and_asked_once(world: NvmlWorld, inbox: XidInbox) -> None:
     world.not_supported(0, "ecc", "mig", "reasons", "events", "pci")
     reader = NvmlReader(inbox)
-    reader.open()
     sample = reader.read()[0]
     assert (sample.ecc_uncorrected, sample.mig, sample.throttled) == (None, False, ())
     assert not inbox.watched  # one device of two would be silent
@@ -88,8 +85,8 @@ def test_memory_is_asked_every_time_and_health_is_not(reader: NvmlReader, world:
 
 
 def test_events_arrive_with_their_gpu(reader: NvmlReader, world: NvmlWorld, inbox: XidInbox) -> None:
-    assert inbox.watched
     reader.read()
+    assert inbox.watched
     assert inbox.newest() == ()
     world.xid(1, 79)
     world.xid(0, 31)
@@ -99,12 +96,11 @@ def test_events_arrive_with_their_gpu(reader: NvmlReader, world: NvmlWorld, inbo
     assert len(inbox.newest()) == 2
 
 
-def test_events_are_heard_again_after_the_library_was_opened_anew(
-    reader: NvmlReader, world: NvmlWorld, inbox: XidInbox
-) -> None:
+def test_events_are_read_again_by_the_next_child(reader: NvmlReader, world: NvmlWorld, inbox: XidInbox) -> None:
+    reader.read()
     reader.close()
     assert not inbox.watched
-    reader.open()
+    reader.read()
     assert inbox.watched
     world.xid(0, 48)
     reader.read()
@@ -115,7 +111,6 @@ def test_without_events_nobody_watches(world: NvmlWorld, inbox: XidInbox) -> Non
     world.not_supported(0, "events")
     world.not_supported(1, "events")
     reader = NvmlReader(inbox)
-    reader.open()
     world.xid(0, 79)
     reader.read()
     assert not inbox.watched
@@ -144,7 +139,6 @@ def test_the_inbox_is_bounded() -> None:
 def test_the_number_of_its_device_file_is_told_and_may_differ(world: NvmlWorld) -> None:
     world.set_minors(6, 3)
     again = NvmlReader()
-    again.open()
     try:
         assert [g.minor for g in again.read()] == [6, 3]
     finally:

@@ -31,14 +31,17 @@ class Jumping(SystemClock):
 
 
 def markers(output: Path) -> Callable[[], tuple[StepSeen, ...]]:
-    """As prime-rl's layout does it: the newest broadcasts/step_N/STABLE."""
+    """As prime-rl's layout does it: the highest broadcasts/step_N/STABLE, and the one written last."""
 
     def seen() -> tuple[StepSeen, ...]:
-        found = [(int(p.parent.name[5:]), p) for p in output.glob("broadcasts/step_*/STABLE")]
+        found = [
+            StepSeen("trainer", int(p.parent.name[5:]), p.stat().st_mtime)
+            for p in output.glob("broadcasts/step_*/STABLE")
+        ]
         if not found:
             return ()
-        step, path = max(found)
-        return (StepSeen("trainer", step, path.stat().st_mtime),)
+        highest, last = max(found, key=lambda s: s.step), max(found, key=lambda s: s.wall)
+        return (highest, last) if last.wall > highest.wall else (highest,)
 
     return seen
 
@@ -168,6 +171,20 @@ async def test_setting_steps_aside_is_no_progress(tmp_path: Path) -> None:
         (p.output / "broadcasts" / "step_15").rename(tmp_path / "quarantine")
         await p.looks()
         assert p.sample(ProgressSource.MARKER).at == at
+
+
+async def test_a_lower_marker_that_is_written_later_is_the_step_of_now(tmp_path: Path) -> None:
+    """A trainer that begins again below writes the markers of lower steps again, beside higher ones."""
+    async with pod(tmp_path) as p:
+        for step in (2, 3, 4):
+            mark(p.output, step, time.time() - 3600)
+        assert await mark_start(p.sensor, p.clock.wall())
+        for step in (20, 3, 4):
+            mark(p.output, step)
+            await until(lambda step=step: p.step(ProgressSource.MARKER) == step)
+        (p.output / "broadcasts/step_4/STABLE").unlink()
+        await p.looks()
+        assert p.step(ProgressSource.MARKER) == 4, "a marker that is gone is no step"
 
 
 async def test_a_trainer_taken_over_shows_when_its_last_marker_came(tmp_path: Path) -> None:

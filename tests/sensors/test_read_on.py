@@ -14,13 +14,12 @@ import pytest
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import ProgressSource, Reading, SensorState, Supervision, observed
-from podwatch.sensors import log_tail, processes
+from podwatch.sensors import log_tail
 from podwatch.sensors.log_tail import Sources
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import identify
-from tests.sensors.test_processes import seen_alive
 from tests.sensors.test_progress import FINISH, log, step_line
 from tests.sensors.waiting import until
 from tests.support.known_trainers import step_reader
@@ -205,10 +204,9 @@ async def test_an_end_waits_for_logs_that_are_read_slowly(tmp_path: Path) -> Non
 
 
 async def test_the_end_of_one_process_is_shown_with_the_words_that_came_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """prime-rl's orchestrator says that it has finished, and goes, minutes before its trainer does."""
-    monkeypatch.setattr(processes, "REPLACEMENT_WINDOW", 0.05)
     podwatch = Podwatch(tmp_path, poll=3600.0)
     read = 0
 
@@ -241,15 +239,15 @@ async def test_the_end_of_one_process_is_shown_with_the_words_that_came_before_i
         sensor.watch(handle)  # type: ignore[arg-type]
         await sensor.start()
         try:
-            await seen_alive(sensor, 3)
+            await until(lambda: (sample := sensor.latest().value) is not None and len(sample.descendants) == 3)
             log(podwatch.log, FINISH[1])
             del tree[1]
             await until(lambda: read > 0)
             del tree[1]  # and then the trainer without a word
-            await until(lambda: (sample := sensor.latest().value) is not None and len(sample.required_exits) > 0)
+            await until(lambda: (sample := sensor.latest().value) is not None and len(sample.descendants) == 1)
             sample = sensor.latest().value
             assert sample is not None
-            assert [gone.role for gone in sample.required_exits] == [ProcessRole.TRAINER]
+            assert sample.finished == {ProcessRole.ORCHESTRATOR}
             assert read == 2
         finally:
             process.kill()

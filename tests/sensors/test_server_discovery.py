@@ -1,15 +1,16 @@
 """Servers found in a tree of real processes, by their command line or by the sockets they listen on."""
 
 import asyncio
+import os
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from podwatch.detection.learned import Learned
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
@@ -20,9 +21,7 @@ from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.process_roles import port_of
 from podwatch.trainer.process_tree import sample
-from podwatch.trainer.trainer_handle import _local_sockets
 from tests.sensors.waiting import until
-from tests.support.examples import examples
 from tests.support.known_trainers import ROLES
 
 SERVER = """
@@ -76,20 +75,20 @@ def tree(*servers: ProcessSample, start_id: str = "s1") -> Reading[TrainerSample
 
 @dataclass
 class Trainer:
-    """Its newest reading, and its real sockets unless they are ``denied``."""
+    """Its newest reading."""
 
     reading: Reading[TrainerSample]
-    denied: bool = False
 
     def latest(self) -> Reading[TrainerSample]:
         return self.reading
 
-    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        return dict.fromkeys(pids) if self.denied else _local_sockets(pids)
+
+def finder(reading: Reading[TrainerSample]) -> ServerFinder:
+    return ServerFinder(SystemClock(), Trainer(reading), timeout=0.3)
 
 
-def finder(reading: Reading[TrainerSample], *, denied: bool = False) -> ServerFinder:
-    return ServerFinder(SystemClock(), Trainer(reading, denied), timeout=0.3)
+def refuse(self: psutil.Process, kind: str = "inet") -> None:
+    raise psutil.AccessDenied(self.pid)
 
 
 async def look_until_found(found: ServerFinder) -> None:
@@ -106,16 +105,20 @@ async def test_by_the_sockets_it_listens_on(process: Process) -> None:
     await found.stop()
 
 
-async def test_a_port_on_the_command_line_needs_no_sockets_and_a_router_is_known(process: Process) -> None:
+async def test_a_port_on_the_command_line_needs_no_sockets_and_a_router_is_known(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil.Process, "net_connections", refuse)
     command = f"/venv/bin/vllm-router --host 0.0.0.0 --port {process.port} --worker-urls http://127.0.0.1:8100"
-    found = finder(tree(process.seen(command)), denied=True)
+    found = finder(tree(process.seen(command)))
     await look_until_found(found)
     assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", ServerKind.ROUTER),)
     await found.stop()
 
 
-async def test_what_nobody_may_read_is_said(process: Process) -> None:
-    found = finder(tree(process.seen("PRIME-RL::Inference")), denied=True)
+async def test_what_nobody_may_read_is_said(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil.Process, "net_connections", refuse)
+    found = finder(tree(process.seen("PRIME-RL::Inference")))
     await found.look()
     assert found.latest().servers == ()
     assert "cannot read the sockets" in found.latest().detail
@@ -137,7 +140,7 @@ async def test_a_server_that_was_found_is_asked_until_the_next_start(process: Pr
     """That it is gone is what we want to hear."""
     trainer = Trainer(tree(process.seen("inference")))
     looking = ServerFinder(SystemClock(), trainer, poll=0.05, timeout=0.3)
-    sensor = InferenceSensor((), SystemClock(), 0.5, 0.05, liveness=False, finder=looking)
+    sensor = InferenceSensor((), SystemClock(), 0.5, 0.05, finder=looking)
     assert sensor.latest().state is SensorState.ABSENT
     await sensor.start()
     try:
@@ -180,17 +183,16 @@ def test_ports_on_command_lines(command: str, port: int | None) -> None:
     assert port_of(command) == port
 
 
-def test_the_kernels_table() -> None:
-    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-    row = "   0: {}:1F40 00000000:0000 {} 00000000:00000000 00:00000000 00000000     0        0 {} 1 0 100 0 0 10 0\n"
-    text = head + row.format("0100007F", "0A", 7) + row.format("00000000", "01", 8) + row.format("0200A8C0", "0A", 9)
-    assert listening(text) == {7: ("127.0.0.1", 8000), 9: ("192.168.0.2", 8000)}
-    six = head + row.format("0" * 24 + "01000000", "0A", 3) + row.format("0000000000000000FFFF00000100007F", "0A", 4)
-    assert listening(six) == {3: ("[0:0:0:0:0:0:0:1]", 8000), 4: ("127.0.0.1", 8000)}
-
-
-@settings(deadline=None, max_examples=examples(50))
-@given(st.text())
-def test_any_table_is_survived(text: str) -> None:
-    listening(text)
-    listening(f"head\n 0: {text} x 0A 0 0 0 0 0 1\n")
+def test_the_addresses_to_connect_to() -> None:
+    sockets = [socket.create_server((host, 0), family=family) for family, host in (
+        (socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::"),
+    )]  # fmt: skip
+    try:
+        one, any4, six, any6 = (s.getsockname()[1] for s in sockets)
+        found = listening(os.getpid())
+        assert found is not None
+        assert {("127.0.0.1", one), ("127.0.0.1", any4), ("[::1]", six), ("127.0.0.1", any6)} <= set(found)
+    finally:
+        for s in sockets:
+            s.close()
+    assert listening(2**22 + 1) == (), "gone meanwhile"

@@ -1,10 +1,7 @@
 """The training's figures, as each trainer writes them."""
 
-import http.server
 import json
 import math
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.trainers import KINDS
-from podwatch.domain.snapshot import SensorState, TrainingMetrics
+from podwatch.domain.snapshot import TrainingMetrics
 from podwatch.sensors.log_tail import FileNews, clean
 from podwatch.sensors.training_metrics import (
     STEPS_KEPT,
@@ -127,67 +124,11 @@ def test_each_of_our_names_has_every_name_once() -> None:
 def test_anything_is_read(raw: bytes) -> None:
     READER.from_line(clean(raw))
     READER.from_row(raw)
-    READER.from_endpoint(raw.decode("utf-8", "replace"))
-
-
-EXPOSITION = """# HELP trainer_step Current training step
-trainer_step {step}
-trainer_loss 0.5
-trainer_entropy 0.02
-trainer_mismatch_kl 0.0
-trainer_grad_norm 7.5
-trainer_last_step_timestamp_seconds 1.7e+09
-"""
-
-
-@pytest.fixture
-def endpoint() -> Iterator[tuple[str, dict[str, int]]]:
-    state = {"step": 0}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(EXPOSITION.format(**state).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", state
-    server.shutdown()
-    server.server_close()
 
 
 def newest(sensor: TrainingSensor) -> TrainingMetrics | None:
     value = sensor.latest().value
     return value[-1] if value else None
-
-
-async def test_the_endpoint(tmp_path: Path, endpoint: tuple[str, dict[str, int]]) -> None:
-    url, state = endpoint
-    sensor = TrainingSensor(SystemClock(), tmp_path, READER, metrics_url=url, poll=0.02)
-    await sensor.start()
-    await until(lambda: sensor._scanned)
-    assert sensor.latest().state is SensorState.ABSENT  # step 0 and nothing but zeros: it has not begun
-    state["step"] = 7
-    await until(lambda: newest(sensor))
-    found = newest(sensor)
-    assert found is not None
-    assert (found.step, dict(found.values), found.source) == (
-        7,
-        {"entropy": 0.02, "grad_norm": 7.5, "loss": 0.5},
-        "endpoint",
-    )
-    await sensor.stop()
-
-
-async def test_an_endpoint_that_is_not_there_says_so(tmp_path: Path) -> None:
-    sensor = TrainingSensor(SystemClock(), tmp_path, READER, metrics_url="http://127.0.0.1:9", poll=0.02)
-    await sensor.start()
-    await until(lambda: "cannot connect" in sensor.latest().detail)
-    await sensor.stop()
 
 
 async def test_the_file_of_the_present_start(tmp_path: Path) -> None:

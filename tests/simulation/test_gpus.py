@@ -21,7 +21,6 @@ def test_memory_is_the_sum_over_living_processes(tmp_path: Path) -> None:
         hold(tmp_path, 0, other.pid, 5 * GIB, 90.0)
         hold(tmp_path, 1, other.pid, GIB)
         gpus = SimulatedGpus(tmp_path)
-        gpus.open()
         first, second = gpus.read()
         assert (first.memory_used_bytes, first.utilization_percent) == (8 * GIB, 100.0)
         assert (second.memory_used_bytes, second.utilization_percent) == (GIB, 0.0)

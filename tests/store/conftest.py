@@ -22,6 +22,7 @@ from tests.support.s3server import KEY as S3_KEY
 from tests.support.s3server import KEY_ID as S3_KEY_ID
 from tests.support.s3server import S3Server
 from tests.support.s3server.state import Traits
+from tests.support.warm import children
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = Retry(attempts=4, base=0.01, cap=0.05)
@@ -33,6 +34,14 @@ KINDS: dict[str, dict[str, object]] = {
     "s3-md5-only": {"verify": ["md5"], "etag": "opaque", "range_status": 200},
     "s3-careless": {"verify": [], "conditions": "ignore", "etag": "opaque", "range_status": 200},
 }
+
+
+@pytest.fixture(scope="module")
+def quick_children() -> Iterator[None]:
+    """Those of a transfer are forked from a process that has imported what they need: where the transfer itself is not
+    the subject."""
+    with children():
+        yield
 
 
 @pytest.fixture(scope="session")

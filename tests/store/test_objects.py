@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.documents import SentSave
 from podwatch.store.inventory import take_inventory
 from podwatch.store.keys import RunKeys
+from podwatch.store.objects.b2 import B2Objects
 from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.store.objects.errors import LeaseUnsettled, ObjectMissing, ObjectTooLarge, StoreOutage
@@ -130,6 +132,19 @@ def test_delete_means_every_version_and_nothing_else(store: Objects, at: str) ->
     assert list(store.list(f"{at}/")) == []
 
 
+def test_of_what_is_rewritten_the_older_versions_go(store: Objects, at: str) -> None:
+    for key, text in (("x", "1"), ("x", "2"), ("x", "3"), ("xy", "1"), ("xy", "2")):
+        store.put(f"{at}/{key}", text.encode())
+    store.delete([f"{at}/x", f"{at}/absent"], older=True)
+    store.delete([f"{at}/x"], older=True)
+    assert (store.read(f"{at}/x"), store.read(f"{at}/xy")) == (b"3", b"2")
+    if isinstance(store, B2Objects):
+        left = [item.key for item in store._pages(f"{at}/", versions=True)]
+        assert (left.count(f"{at}/x"), left.count(f"{at}/xy")) == (1, 2)
+    store.delete([f"{at}/x", f"{at}/xy"])
+    assert list(store.list(f"{at}/")) == []
+
+
 FROZEN_SECONDS = 3.0
 
 
@@ -242,3 +257,15 @@ def test_a_file_that_becomes_shorter(store: Objects, at: str, file: Path) -> Non
     finally:
         os.close(descriptor)
     assert list(store.list(f"{at}/")) == []
+
+
+def test_writers_that_begin_together_take_nothing_from_each_other(tmp_path: Path) -> None:
+    """Each sweeps once, at its first write, what killed writers left; what another has just made is no such file."""
+
+    def write(number: int) -> None:
+        for turn in range(40):
+            DirectoryObjects(tmp_path).put(f"k/{number}-{turn}", b"x")
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(write, range(6)))
+    assert len(list(DirectoryObjects(tmp_path).list("k/"))) == 240

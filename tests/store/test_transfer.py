@@ -146,6 +146,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
         path.chmod(0o640)
         os.utime(path, ns=(1, 1_700_000_000_123_456_789))
     if request.param == "file":
+        (tmp_path / "store").mkdir()  # the daemon makes it; one that vanished is an outage
         yield Rig(tmp_path, f"file://{tmp_path}/store", None)
     elif request.param == "b2":
         with B2Server(tmp_path / "b2") as b2:

@@ -1,20 +1,25 @@
 """Buckets of a run as whoever has the key sees them: objects by name, in a directory or in the B2 stand-in's data.
 
-The objects are those that a real job published. A test then changes them as a thief of the key, a broken disk or
-another tool would; ``forge`` leaves a pointer that fits the forged manifest, so that only the content is wrong.
+Two checkpoints of a run are stored as podwatch stores them. A test then changes them as a thief of the key, a broken
+disk or another tool would; ``forge`` leaves a pointer that fits the forged manifest, so that only the content is wrong.
 """
 
+import base64
 import contextlib
 import hashlib
 import json
 import shutil
 import tempfile
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from tests.support.b2server import B2Server
+from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
+from tests.support.checkpoints import write_prime_rl_step
 from tests.support.daemon import DaemonProcess
+from tests.support.plain_save import objects_of
 from tests.support.rig import Rig
 
 EARLIER, NEWEST = 4, 8
@@ -57,7 +62,9 @@ class Bucket:
 
     def pieces(self, step: int) -> list[str]:
         """Objects of a checkpoint's files that have content."""
-        return [f["key"] for f in self.document(self.manifest_name(step))["files"] if f["size"]]
+        folder = self.manifest_name(step).removesuffix("manifest.json")
+        documents = {f"{folder}{name}.json" for name in ("intent", "manifest", "exports")}
+        return [n for n in self.names() if n.startswith(folder) and n not in documents and self.read(n)]
 
     def forge(self, change: Change, step: int = NEWEST) -> None:
         """``change`` edits the manifest of the step in place."""
@@ -66,15 +73,28 @@ class Bucket:
         self.forge_raw(json.dumps(document, indent=1, sort_keys=True).encode(), step)
 
     def forge_raw(self, data: bytes, step: int = NEWEST) -> None:
-        """``data`` as the manifest of the step; the pointer, if it names the step, fits."""
-        name = self.manifest_name(step)
-        file_id = self.write(name, data)
-        if self.document(self.latest)["step"] == step:
-            sha1 = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-            self.point(manifest_file_id=file_id, manifest_sha1=sha1, manifest_size=len(data))
+        """``data`` as the manifest of the step; the newest pointer, if it names the step, fits."""
+        self.write(self.manifest_name(step), data)
+        if self.document(self.pointer)["step"] == step:
+            self.point(manifest_hash=f"sha256:{hashlib.sha256(data).hexdigest()}", manifest_size=len(data))
+
+    @property
+    def pointer(self) -> str:
+        """The name of the newest one."""
+        return max(name for name in self.names() if name.startswith(f"{self.root}/pointers/"))
 
     def point(self, **changes: Any) -> None:
-        self.write(self.latest, json.dumps(self.document(self.latest) | changes).encode())
+        """A newer pointer, like the last one but for this."""
+        document = self.document(self.pointer)
+        document["seq"] += 1
+        name = f"{self.root}/pointers/{document['generation']:012}-{document['seq']:012}-forged.json"
+        self.write(name, json.dumps(document | changes).encode())
+        self.write(self.latest, json.dumps(document | changes).encode())
+
+    def point_raw(self, data: bytes) -> None:
+        """``data`` in the place of the newest pointer."""
+        self.write(self.pointer, data)
+        self.write(self.latest, data)
 
 
 class DirectoryBucket(Bucket):
@@ -143,6 +163,58 @@ class B2Bucket(Bucket):
                 (self.directory / "body" / version["file_id"]).unlink()
 
 
+def fill(place: Path, run_id: str, put: Callable[[str, bytes], object]) -> None:
+    """Two checkpoints, each named by a pointer."""
+    for seq, step in enumerate((EARLIER, NEWEST), 1):
+        write_prime_rl_step(place, step, "B")
+        folder = place / "checkpoints" / f"step_{step}"
+        parts = {part: folder / part for part in ("trainer", "orchestrator")}
+        for name, data in objects_of(run_id, "prime-rl", step, seq, parts).items():
+            put(name, data)
+
+
+@contextlib.contextmanager
+def published_directory(root: Path) -> Iterator[DirectoryBucket]:
+    made = DirectoryBucket(root / "bucket", "run")
+    fill(root / "pod", made.run_id, made.write)
+    yield made
+
+
+def published_b2(root: Path) -> B2Bucket:
+    made = B2Bucket(root / "bucket", "run")
+    with made.serving() as server:
+        fill(root / "pod", made.run_id, B2Uploads(server.url).put)
+    return made
+
+
+class B2Uploads:
+    """A client of the stand-in that can only upload."""
+
+    def __init__(self, url: str) -> None:
+        key = base64.b64encode(f"{KEY_ID}:{KEY}".encode()).decode()
+        account = self._ask(f"{url}/b2api/v3/b2_authorize_account", {"Authorization": f"Basic {key}"})
+        self._api = account["apiInfo"]["storageApi"]
+        self._token = {"Authorization": account["authorizationToken"]}
+        body = json.dumps({"accountId": account["accountId"], "bucketName": BUCKET}).encode()
+        listed = self._ask(f"{self._api['apiUrl']}/b2api/v3/b2_list_buckets", self._token, body)
+        self._bucket = listed["buckets"][0]["bucketId"]
+
+    def put(self, name: str, data: bytes) -> None:
+        body = json.dumps({"bucketId": self._bucket}).encode()
+        place = self._ask(f"{self._api['apiUrl']}/b2api/v3/b2_get_upload_url", self._token, body)
+        headers = {
+            "Authorization": place["authorizationToken"], "X-Bz-File-Name": quote(name), "Content-Type": "b2/x-auto",
+            "X-Bz-Content-Sha1": hashlib.sha1(data, usedforsecurity=False).hexdigest(),
+        }  # fmt: skip
+        self._ask(place["uploadUrl"], headers, data)
+
+    def _ask(self, url: str, headers: dict[str, str], body: bytes | None = None) -> dict[str, Any]:
+        asked = urllib.request.Request(url, data=body, headers=headers)
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+
 def publish(rig: Rig, environ: dict[str, str], url: str, stored: Callable[[], list[str]]) -> None:
     """A real job trains to ``NEWEST`` and ends once both checkpoints are stored."""
     rig.trainer_flags = ["--max-steps", str(NEWEST), "--ckpt.interval", str(EARLIER)]
@@ -157,7 +229,7 @@ def publish(rig: Rig, environ: dict[str, str], url: str, stored: Callable[[], li
 
 
 @contextlib.contextmanager
-def published_directory(root: Path, nvml: Path) -> Iterator[DirectoryBucket]:
+def directory_of_a_job(root: Path, nvml: Path) -> Iterator[DirectoryBucket]:
     """On another file system than the checkpoints, as podwatch asks."""
     directory = Path(tempfile.mkdtemp(dir="/dev/shm"))
     rig = Rig(root / "pod", nvml)
@@ -170,7 +242,7 @@ def published_directory(root: Path, nvml: Path) -> Iterator[DirectoryBucket]:
         shutil.rmtree(directory)
 
 
-def published_b2(root: Path, nvml: Path) -> B2Bucket:
+def b2_of_a_job(root: Path, nvml: Path) -> B2Bucket:
     rig = Rig(root / "pod", nvml)
     made = B2Bucket(root / "bucket", rig.run_id)
     with made.serving() as server:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import contract, warm
+from tests.support import contract, own_times, warm
 
 PATIENCE = 3.0
 """Times what a wait takes at most on a machine that does nothing else."""
 
 
 class DaemonProcess:
-    """Start, ask, stop. ``directory`` holds the configuration, the log and the runtime files."""
+    """Start, ask, stop. ``directory`` holds the configuration, the times (``own_times``), the log and the runtime
+    files."""
 
     def __init__(self, directory: Path, config: str, environ: Mapping[str, str] | None = None) -> None:
         self.directory = directory
@@ -28,6 +29,7 @@ class DaemonProcess:
         """A command that is put before ``podwatch run``, such as setpriv."""
         directory.mkdir(parents=True, exist_ok=True)
         self.config = directory / "podwatch.toml"
+        config, times = own_times.split(config)
         self.config.write_text(config)
         self.config.chmod(0o600)
         self.runtime = directory / "runtime"
@@ -36,6 +38,7 @@ class DaemonProcess:
             **{k: v for k, v in os.environ.items() if not k.startswith(("B2_", "PODWATCH_", "NOTIFY_"))},
             "PODWATCH_RUNTIME_DIR": str(self.runtime),
             "NO_COLOR": "1",
+            **own_times.write(times, directory / "test-times.toml"),
             **(environ or {}),
         }
         self.process: subprocess.Popen[bytes] | None = None

@@ -7,10 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.domain.run import Lineage
 from podwatch.recovery.run_file import RunFile
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
+from tests.support.starts import guarded
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     file = RunFile(Path(state), Workspace(Path(output)), "r", SystemClock())
     file.load()
     for number in range(int(first), int(last)):
-        file.edit_now(lambda run, number=number: replace(run, lineage=Lineage(f"l{number}"), first_seen_wall=number))
+        file.edit_now(lambda run, number=number: replace(run, starts=guarded(f"l{number}"), desired_wall=float(number)))
         print(number, flush=True)
     file.close()
 

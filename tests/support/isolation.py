@@ -31,6 +31,8 @@ from tests.support import namespaces, warm
 
 PURE = ("decisions", "detection", "domain", "policy")
 """Folders whose tests neither start podwatch nor look at processes."""
+WAITING = ("blackbox",)
+"""Folders whose tests mostly wait for processes."""
 PRIVATE = (Path("/run"), Path("/var/lib/podwatch"), Path("/etc/podwatch"))
 SPARE = 120.0
 """Seconds after a test's own timeout until the process that runs it is given up."""
@@ -94,8 +96,9 @@ class Isolation:
         try:
             while waiting or workers:
                 while waiting and len(workers) < size:
-                    worker = _Worker(self._group(waiting[0][0]), session)
-                    worker.run_all(waiting.pop(0))
+                    items = _next(waiting, sum(worker.waits for worker in workers.values()) < size / 2)
+                    worker = _Worker(self._group(items[0]), session)
+                    worker.run_all(items)
                     workers[worker.line] = worker
                 for line in select.select(list(workers), [], [], 1.0)[0]:
                     workers[line].advance()
@@ -134,6 +137,14 @@ class Isolation:
         report = pytest.TestReport(item.nodeid, item.location, {}, "skipped", place, "setup")
         item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _next(groups: list[list[pytest.Item]], waits: bool) -> list[pytest.Item]:
+    """Take the next group: one that mostly waits, if ``waits``, else one that does not. While there are both, half of
+    the workers wait and the others compute, and none of the long ones is left for the end."""
+    first = next((group for group in groups if (group[0].path.parent.name in WAITING) == waits), groups[0])
+    groups.remove(first)
+    return first
 
 
 class _Worker:
@@ -200,6 +211,10 @@ class _Worker:
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", why, "call")
         item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+    @property
+    def waits(self) -> bool:
+        return self.group.partition("/")[0] in WAITING
 
     @property
     def finished(self) -> bool:

@@ -59,8 +59,8 @@ class MemoryObjects:
             digest = f"sha1:{hashlib.sha1(data).hexdigest()}" if self.hashes else ""
             yield MemoryItem(key, len(data), wall, digest)
 
-    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
-        for key in keys:
+    def delete(self, keys: Sequence[str], *, older: bool = False, until: float = math.inf) -> None:
+        for key in () if older else keys:
             self.before("delete", key)
             self._check_time(until)
             self.data.pop(key, None)

@@ -17,12 +17,14 @@ import click
 
 from podwatch.api import http_endpoints
 from podwatch.cli.root import cli
-from podwatch.client.find_daemon import Endpoint
 from podwatch.config import settings
 from podwatch.config.setting_names import OPERATIONAL, OPERATIONAL_PREFIXES, walk
-from podwatch.domain import event, finding, lease, manifest, process, replacement, snapshot
+from podwatch.controller import machines
+from podwatch.controller.decide import Action
+from podwatch.controller.run_view import ControllerClaim
+from podwatch.domain import event, finding, lease, process, snapshot
 from podwatch.domain.checkpoint import Completeness
-from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect, verdict_document
+from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.lease import LeaseAction
@@ -31,11 +33,13 @@ from podwatch.hooks import hook_runner
 from podwatch.incidents import bundle
 from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
-from podwatch.policy.replacement import Action
 from podwatch.recovery.state import Phase
 from podwatch.reporting import deliver_notices
 from podwatch.reporting import metrics as exposition
-from podwatch.sync.runs import archive
+from podwatch.store import documents as stored
+from podwatch.store.runs.archive_record import ArchiveRecord
+from podwatch.store.verify import Proof
+from podwatch.system.endpoint import Endpoint
 from tests.support.contract import ROOT, schemas
 from tests.support.json_paths import example_paths, paths_of, schema_paths
 
@@ -68,8 +72,7 @@ def _parameter(parameter: click.Parameter) -> str:
 
 
 def setting_names() -> list[str]:
-    """Every key of the configuration, dotted: ``hooks[].name`` for a list of tables, ``controller.providers.*.command``
-    for tables with names that the user chooses."""
+    """Every key of the configuration, dotted: ``hooks[].name`` for a list of tables."""
     tables = {
         "log_rules": ("log_rules[]", settings.LogRuleSettings),
         "hooks": ("hooks[]", settings.HookSettings),
@@ -81,7 +84,7 @@ def setting_names() -> list[str]:
             prefix, model = tables[key]
             found += [f"{prefix}.{name}" for name, _ in walk(model)]
         else:
-            found.append(key.replace("controller.providers.", "controller.providers.*."))
+            found.append(key)
     return found
 
 
@@ -128,11 +131,11 @@ def enums() -> dict[str, list[str]]:
         "heartbeat state": lease.HolderState,
         "outcome": Outcome,
         "blame": Blame,
-        "proof": manifest.Proof,
+        "proof": Proof,
         "notice topic": event.Topic,
         "notice change": event.Change,
         "controller action": Action,
-        "rented machine": replacement.RentedState,
+        "rented machine": machines.RentedState,
     }
     words = {name: _values(kind) for name, kind in found.items()}
     words["layout"] = list(settings.LAYOUTS)
@@ -205,8 +208,8 @@ def _below(path: str, names: set[str]) -> set[str]:
 
 
 def stored_documents() -> dict[str, set[str]]:
-    """Manifest, pointer, claim, verdict and control.json: from one of each that the product writes, with every
-    field."""
+    """Intent, manifest, exports, pointer, claim, verdict and control.json: from one of each that the product writes,
+    with every field."""
     pod = lease.Pod("writer", instance=Instance("provider", "id", "1", "node", "label"))
     claim = lease.Claim(1, "nonce")
     host = Host("machine", "node", ("gpu",))
@@ -214,19 +217,29 @@ def stored_documents() -> dict[str, set[str]]:
         last=LastEnd(65, "gave-up", "reason", "command", 1.0, instance=pod.instance),
         attempt=OpenAttempt("id", 1.0), bad_hosts=(BadHost(host, "reason", 1.0, 2.0),), suspect=Suspect(host, 1),
     )  # fmt: skip
-    pointer = manifest.Pointer(1, 1, "run", "lineage", None, "writer", "now", wandb={"run": "x"})
+    digest, link = f"sha256:{'0' * 64}", stored.SavedLink("a", "c", "b")
+    head = ("run", 1, "save", "writer", 1)
+    intent = stored.SaveIntent(*head, 1.0, "dcp", 1, (stored.SavedFile("a", "b", 1, 1),), (link,))
+    manifest = stored.SaveManifest(
+        *head, 1, 1.0, "dcp", 1, 1, (stored.StoredFile("a", "b", 1, 1, 0o600, (digest,)),), (link,),
+        train_command=("x",), wandb={"run": "x"},
+    )  # fmt: skip
+    exports = stored.SaveExports("run", 1, "save", 1.0, (stored.ExportedFile("a", "b", 1, digest),), True)
+    pointer = stored.RunPointer("run", 1, 1, None, "writer", 1.0, wandb={"run": "x"})
     written = {
-        "manifest": _manifest().to_bytes(),
+        "intent": intent.to_bytes(),
+        "manifest": manifest.to_bytes(),
+        "exports": exports.to_bytes(),
         "pointer": pointer.to_bytes(),
         "claim": lease.claim_document(claim, pod, "now"),
-        "verdict": verdict_document(verdict, run_id="run", written_at="now"),
+        "verdict": verdict.to_bytes(),
     }
     found = {name: paths_of(json.loads(data), {"wandb.*"}) for name, data in written.items()}
     found["verdict"] |= paths_of({"last": {"instance": asdict(pod.instance)}})
-    rules = {name for name in replacement.Rules.__slots__ if name != "digest"}
-    archived = archive.ArchiveRecord("run", "all", 1, 1, 1.0, "host", (archive.ArchivedSave(1, "save"),)).to_bytes()
-    found["archive"] = paths_of(json.loads(archived))
-    return {**found, "control": set(lease.Control().to_json()), "controller rules": rules}
+    archived = ArchiveRecord("run", "latest", 1.0, "host").to_bytes()
+    claimed = ControllerClaim("run", "controller", "host", 1, 1.0).to_bytes()
+    found["archive"], found["controller claim"] = paths_of(json.loads(archived)), paths_of(json.loads(claimed))
+    return {**found, "control": set(lease.Control().to_json())}
 
 
 def piped_documents() -> dict[str, set[str]]:
@@ -242,12 +255,3 @@ def piped_documents() -> dict[str, set[str]]:
         "hook": paths_of(hook_runner.document_of(occasion, "hook", 1, told, about), free),
         "notice": paths_of(deliver_notices.document_of(notice, run_id="run", host="host"), free),
     }
-
-
-def _manifest() -> manifest.Manifest:
-    file = manifest.ManifestFile("a/b", "a", 1, 1, 0o600, "key", "id", ("0" * 40,))
-    link = manifest.ManifestSymlink("a/c", "a", "b")
-    return manifest.Manifest(
-        "run", "lineage", 1, "save", "dcp", "now", "writer", 1, 1, (file,), (link,),
-        train_command=("x",), wandb={"run": "x"},
-    )  # fmt: skip

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from podwatch.checkpoints.command import without_settings
 from podwatch.checkpoints.known_checkpoints import HeldBack
 from podwatch.checkpoints.layout import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
-from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -45,15 +45,20 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
-from podwatch.domain.stored_checkpoint import PublishedSave, StoredSave
+from podwatch.domain.starts import Recorded
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
-from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.run_file import Change, parse
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
+from podwatch.store.documents import SaveManifest
+from podwatch.store.inventory import Stored
+from podwatch.store.restore.inspect_staged import StagedDamaged
+from podwatch.store.restore.restore import Restored
+from podwatch.system.files_clock import FilesClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import command, identify
 from podwatch.trainer.base import Look, StartPlan, StopReport, TrainerHandle
@@ -90,8 +95,13 @@ class Handle:
         self.warnings: tuple[str, ...] = ()
         self.launcher: ProcessIdentity = identity
         self.started_wall = world.clock.wall()
+        self.began = world.clock.boottime()
         self.released = False
         self.point: Callable[[str], None] = lambda _: None
+
+    @property
+    def age(self) -> float:
+        return self.world.clock.boottime() - self.began
 
     async def exit_status(self) -> ExitStatus | None:
         code = self.process.poll()
@@ -140,6 +150,7 @@ class WorldLauncher:
         process = self.world.foreign[launcher.pid]
         handle = Handle(self.world, attached_id(launcher), process, Supervision.ATTACH)
         handle.started_wall = self.world.started[launcher.pid]
+        handle.began -= self.world.clock.wall() - handle.started_wall
         handle.point = self.killer.point
         self.world.trees = [tree for tree in self.world.trees if tree.launcher != launcher]
         return handle
@@ -257,7 +268,8 @@ class FlatCatalogue:
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
-        return self.held.mark(self._found)
+        records: Any = SimpleNamespace(decided={}, origins=self.world.origins)
+        return self.held.mark(self._found, records)
 
     def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:
         if self.unlisted:
@@ -282,6 +294,18 @@ class FlatCatalogue:
     def verify(self, step: int) -> tuple[str, ...]:
         return self.world.damaged.get(step, ())
 
+    def record_starts(self) -> None:
+        for found in self.sets:
+            if found.complete and found.start_id and found.step in self.world.set_walls:
+                self.world.origins.setdefault((found.step, found.save_id), Recorded(found.start_id))
+
+
+class WorldTime(FilesClock):
+    """The files' times are the world's, too."""
+
+    def now(self) -> float:
+        return self._clock.wall()
+
 
 class KillableJournal(AsyncJournal):
     def __init__(self, journal: Journal, killer: Killer) -> None:
@@ -298,7 +322,7 @@ class KillableJournal(AsyncJournal):
 class KillableRunFile(RunFile):
     def __init__(self, world: "World", workspace: Workspace, killer: Killer, held: HeldBack) -> None:
         directory = world.root / "state"
-        super().__init__(directory, workspace, "r1", world.clock, lambda run: held.leave(run.earlier))
+        super().__init__(directory, workspace, "r1", world.clock, held.follow)
         self.killer = killer
 
     def edit_now(self, change: Change, decided: threading.Semaphore | None = None) -> RunState:
@@ -395,6 +419,8 @@ class World:
     plans: list[StartPlan] = field(default_factory=list)
     set_walls: dict[int, float] = field(default_factory=dict)
     began_walls: dict[int, float] = field(default_factory=dict)
+    origins: dict[tuple[int, str], Recorded] = field(default_factory=dict)
+    """What the records say of who wrote a checkpoint that has a time of its own."""
     settles_at: dict[int, float] = field(default_factory=dict)
     """Step -> monotonic second from which a whole set counts as complete."""
     damaged: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -460,8 +486,8 @@ class World:
         """Removed by the trainer, or by hand."""
         shutil.rmtree(self.output / "checkpoints" / f"step_{step}")
 
-    def published(self, step: int, lineage: str, *, seq: int) -> PublishedSave:
-        return PublishedSave(step, f"r{step}", lineage, 1, seq, "k", "f", "s", 1, 1, self.clock.wall() - 30)
+    def in_store(self, step: int, lineage: str, *, seq: int) -> StoredCheckpoint:
+        return StoredCheckpoint(step, f"r{step}", lineage, 1, seq, wall=self.clock.wall() - 30)
 
     def contents(self) -> set[bytes]:
         """Everything below output_dir and quarantine, by content: what must never get lost."""
@@ -509,7 +535,6 @@ class Podwatch:
         self.environment, servers = FlatEnvironment(), FlatServers(kw.pop("ports", ()))
         self.writers: Writers | None = kw.pop("beside", None)
         """Who else writes into output_dir; None: nobody."""
-        own = OwnCheckpoints(self.file, world.clock, CheckpointRecords())
         gang: Any = kw.pop("gang", None)
         place = None if gang is None else Place(0 if gang.leads else 1, 2, "job:1")
         context = RecoveryContext(
@@ -520,7 +545,13 @@ class Podwatch:
                 journal=self.journal,
                 emit=world.events.append,
                 launcher=WorldLauncher(world, self.killer),
-                run=RunFiles(layout, self.catalogue, self.workspace, self.file, own),
+                run=RunFiles(
+                    layout,
+                    self.catalogue,
+                    self.workspace,
+                    self.file,
+                    WorldTime(self.workspace, world.output, world.clock),
+                ),
                 sensors=TrainerSensors(Gpus(world), self.sensors, self.sensors, servers),
                 environment=self.environment,
                 store=RunStore(restore, kw.pop("lease", None)),
@@ -609,11 +640,17 @@ def finished() -> Finding:
     return Finding(FindingKind.FINISHED, Severity.INFO, "done", 0.0, verdict=Verdict.FINISH, confirmed=True)
 
 
-class Store:
-    """A store door with given saves; ``fetch`` writes the set into place."""
+def stored(step: int, save_id: str, lineage: str, seq: int, problem: str = "") -> Stored:
+    """A save in the store."""
+    manifest = SaveManifest("r1", step, save_id, "w", 1, seq, 0.0, "flat", 1, 0, (), lineage=lineage)
+    return Stored(step, save_id, 1, seq, problem=problem, manifest=manifest)
 
-    def __init__(self, world: World, *saves: StoredSave, error: Exception | None = None) -> None:
-        self.world, self.saves, self.error = world, list(saves), error
+
+class Store:
+    """What recovery sees of a store with given saves; a fetch writes the checkpoint into its place."""
+
+    def __init__(self, world: World, *saves: Stored, error: Exception | None = None) -> None:
+        self.world, self.given, self.error = world, list(saves), error
         self.fetched: list[int] = []
         self.progress: tuple[int, int] = (12_340_000_000, 47_000_000_000)
         self.meanwhile: Callable[[], None] = lambda: None
@@ -621,25 +658,27 @@ class Store:
         self.within: float | None = None
         """Seconds that the last question was given."""
 
-    async def newest(
-        self, exclude: frozenset[int], step: int | None = None, *, within: float | None = None
-    ) -> StoredSave | None:
+    async def saves(self, step: int | None = None, *, within: float | None = None) -> tuple[Stored, ...]:
         self.within = within
         if self.error is not None:
             raise self.error
-        found = (s for s in self.saves if s.step not in exclude and step in (None, s.step))
-        return max(found, key=lambda s: s.seq, default=None)
+        found = (s for s in self.given if step in (None, s.step))
+        return tuple(sorted(found, key=lambda s: s.order, reverse=True))
 
-    async def fetch(self, step: int | None, progress: Callable[[int, int], None] | None = None) -> int:
-        assert step is not None
+    async def fetch_save(
+        self, key: tuple[int, str], progress: Callable[[int, int], object] | None = None, *, doubts: bool = False
+    ) -> Restored:
+        step, save_id = key
         self.fetched.append(step)
         if self.fetch_error is not None:
             raise self.fetch_error
         if progress is not None:
             progress(*self.progress)
         self.meanwhile()
+        if (damage := self.world.damaged.get(step)) and not doubts:
+            raise StagedDamaged(damage[0])
         self.world.save(step, wall=5.0)
-        return step
+        return Restored(step, save_id, "", (), 0, 0)
 
 
 def begun(workspace: Workspace, index: QuarantineIndex) -> None:

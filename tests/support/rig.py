@@ -13,21 +13,13 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from tests.support import processes
+from tests.support import own_times, processes
 from tests.support.creations import Creations, names_below, noted
 from tests.support.daemon import DaemonProcess
 from tests.support.nvml import GIB, NvmlWorld
 from tests.support.processes import alive
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
-
-TIMES = frozenset(
-    {"gpu.poll", "gpu.hold", "gpu.deadline", "inference.poll", "inference.timeout", "checkpoints.rescan",
-     "checkpoints.settle", "checkpoints.settle_weak", "checkpoints.settle_tracker", "recovery.backoff_min",
-     "recovery.backoff_max", "sync.claim_wait", "sync.holder_patience", "sync.refusal_wait", "sync.upload_gap",
-     "sync.sweep"}
-)  # fmt: skip
-"""Times that only tests change: no part of the configuration, but of the file that PODWATCH_TEST_TIMES names."""
 
 
 def end_all(members: Callable[[], Collection[int]], within: float = 60.0) -> None:
@@ -113,13 +105,14 @@ class Rig:
         return [sys.executable, "-S", str(TRAINER), *where, *self.trainer_flags]
 
     def config(self, **changes: Any) -> str:
-        """The configuration; what is one of ``TIMES`` is written into the file of times instead. Keys are
-        ``section__key`` (or a top-level key); a value of None removes the key."""
+        """The configuration; podwatch's own times go into the file of times instead. Keys are ``section__key`` (or a
+        top-level key); a value of None removes the key."""
         tables: dict[str, dict[str, Any]] = {
             "": {"run_id": self.run_id, "state_dir": str(self.root / "state")},
             "trainer": {
                 "layout": "prime-rl", "output_dir": str(self.output), "cwd": str(self.output.parent),
                 "command": self.command(), "supervise": self.supervise, "stop_grace": "2s", "save_grace": "2s",
+                "nofile": 1024,  # a machine for tests may not allow the default, and podwatch says so
             },
             "gpu": {"inference": [0], "trainer": [1], "poll": "0.1s", "hold": "0.5s", "deadline": "0.5s"},
             "checkpoints": {"rescan": "0.3s", "settle": "0.2s"},
@@ -136,25 +129,16 @@ class Rig:
                 table.pop(key, None)
             else:
                 table[key] = value
-        self._write_times(tables)
         lines = []
         for section, table in tables.items():
             lines += [f"[{section}]"] if section else []
             lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        return "\n".join(lines) + "\n"
-
-    def _write_times(self, tables: dict[str, dict[str, Any]]) -> None:
-        """Move the times out of ``tables``."""
-        lines = ["[times]"]
-        for section, table in tables.items():
-            for key in [key for key in table if f"{section}.{key}" in TIMES]:
-                lines.append(f"{json.dumps(f'{section}.{key}')} = {json.dumps(table.pop(key))}")
-        unfinished = self.times.with_suffix(".new")
-        unfinished.write_text("\n".join(lines) + "\n")
-        unfinished.replace(self.times)
+        config, times = own_times.split("\n".join(lines))
+        own_times.write(times, self.times)
+        return config
 
     def daemon(self, environ: dict[str, str] | None = None, **changes: Any) -> DaemonProcess:
-        times = {"PODWATCH_TEST_TIMES": str(self.times)}
+        times = {own_times.VARIABLE: str(self.times)}
         variables = {**self.world.environment(self._library), **times, **(environ or {})}
         if not self._daemons:
             self._not_ours |= names_below(self.output)

@@ -97,5 +97,5 @@ class ServedPod:
 
 
 QUICK: dict[str, Any] = {
-    "inference__poll": "0.2s", "inference__timeout": "0.3s", "hang__floor": "2s", "hang__k": 2.0, "hang__agree": "1s",
+    "inference__poll": "0.2s", "inference__timeout": "0.3s", "hang__floor": "2s", "hang__k": 2.0,
 }  # fmt: skip

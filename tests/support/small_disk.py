@@ -20,6 +20,7 @@ from podwatch.domain.event import Event
 from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample, Snapshot, observed
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal.journal import Journal
 from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
@@ -124,7 +125,8 @@ class Guard:
         else:
             return None
         newest = max((step for step, _ in stored), default=None)
-        return StoreFacts(stored=stored, last_step=newest, uploading_step=uploading)
+        saves = tuple(StoredCheckpoint(step, name, here=name) for step, name in sorted(stored))
+        return StoreFacts(checkpoints=saves, listed=True, last_step=newest, uploading_step=uploading)
 
     async def abandon(self, step: int) -> None:
         assert self.uploads is not None, "nothing is uploaded here"

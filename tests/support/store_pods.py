@@ -30,7 +30,7 @@ from podwatch.store.lease import Lease
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage, too_late
 from podwatch.store.publish import LeaseLost, PiecesMissing, Publisher
 from podwatch.store.remove import Remover
-from podwatch.store.retention import RetentionRules, plan
+from podwatch.store.retention import RetentionRules, named_lately, plan
 
 KEYS = RunKeys("run", "prefix")
 CLIENT_TIMEOUT, LATEST_APPLY, STALEST = 60.0, 85.0, 25.0
@@ -278,8 +278,8 @@ class PodObjects:
     def list(self, prefix: str) -> Iterator[Item]:
         return iter(self._request(lambda: self.world.list(prefix)))
 
-    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
-        for key in keys:
+    def delete(self, keys: Sequence[str], *, older: bool = False, until: float = math.inf) -> None:
+        for key in () if older else keys:
             self._request(lambda key=key: self.world.delete(key, self.pod.name), until=until)
 
     def _request(self, apply: Callable[[], Any], *, body: bool = False, until: float = math.inf) -> Any:
@@ -468,7 +468,7 @@ class SimPod:
     def _turn(self) -> None:
         lease, world = self.lease, self.world
         if lease.decision.act is not LeaseAction.HOLD:
-            lease.look(self.store)
+            lease.update(self.store)
         self._gate()
         self._beat()
         if lease.decision.act is LeaseAction.HOLD:
@@ -533,7 +533,7 @@ class SimPod:
             self.sleep(40)
         while self.lease.decision.act is LeaseAction.SETTLE:
             self.sleep(min(30.0, self.lease.decision.wait))
-            self.lease.look(self.store)
+            self.lease.update(self.store)
             self._gate()
         if self.lease.decision.act is not LeaseAction.HOLD:
             return
@@ -554,7 +554,8 @@ class SimPod:
     def _retain(self) -> None:
         inventory = take_inventory(self.store, KEYS, self.cache)
         live = {(s.step, s.save_id) for s in self.saves[-1:]}
-        wanted = plan(inventory, RULES, live=live, named=self.publisher.named if self.named_counts else ())
+        named = named_lately(self.publisher.named, self.boottime(), RULES) if self.named_counts else frozenset()
+        wanted = plan(inventory, RULES, live=live, named=named)
         removed = self.remover.carry_out(wanted, inventory)
         self.world.tale.removed += sum("never" not in why for _, _, why in removed.saves)
         self.world.tale.swept += sum("never" in why for _, _, why in removed.saves)

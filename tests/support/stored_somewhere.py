@@ -4,8 +4,6 @@
 ``Directory`` all the time.
 """
 
-import hashlib
-import json
 import random
 import threading
 from collections import Counter
@@ -16,7 +14,9 @@ from typing import Any
 
 from tests.support import b2server, s3server
 from tests.support.b2server import B2Server
+from tests.support.pointer_check import PointerCheck, pointers
 from tests.support.s3server import S3Server
+from tests.support.store_layout import Files
 
 LOOK_SECONDS = 0.02
 FAULTS: tuple[dict[str, Any], ...] = (
@@ -29,18 +29,22 @@ FAULTS: tuple[dict[str, Any], ...] = (
 )
 
 
+_DOCUMENTS = ("/intent.json", "/manifest.json", "/pinned", "/exports.json")
+
+
 class Server:
-    """The B2 or the S3 stand-in. ``moments``: requests of an upload in their order, each with the end of the name."""
+    """The B2 or the S3 stand-in. ``moments``: requests of an upload in their order, each with the end of the name.
+    ``pieces``: those that the upload child makes."""
 
     def __init__(self, process: B2Server | S3Server) -> None:
         self.process = process
         if isinstance(process, B2Server):
             self.url, self.part = f"b2://{b2server.BUCKET}", "5MB"
             self.moments = (
-                ("b2_start_large_file", ""), ("b2_upload_part", ""), ("b2_finish_large_file", ""),
-                ("b2_upload_file", "/manifest.json"), ("b2_upload_file", "/latest.json"),
+                ("b2_upload_file", "/intent.json"), ("b2_upload_file", ".piece-00001"),
+                ("b2_upload_file", "/manifest.json"), ("b2_upload_file", ".json"), ("b2_upload_file", "/latest.json"),
             )  # fmt: skip
-            self._sends = ("b2_upload_part", "b2_upload_file")
+            self._sends = ("b2_upload_file",)
             self.environment = {
                 "B2_APPLICATION_KEY_ID": b2server.KEY_ID, "B2_APPLICATION_KEY": b2server.KEY,
                 "B2_ENVIRONMENT": process.url,
@@ -48,14 +52,16 @@ class Server:
         else:
             self.url, self.part = f"s3://{s3server.BUCKET}", "5MiB"
             self.moments = (
-                ("CreateMultipartUpload", ""), ("UploadPart", ""), ("CompleteMultipartUpload", ""),
-                ("PutObject", "/manifest.json"), ("PutObject", "/latest.json"),
+                ("PutObject", "/intent.json"), ("PutObject", ".piece-00001"),
+                ("PutObject", "/manifest.json"), ("PutObject", ".json"), ("PutObject", "/latest.json"),
             )  # fmt: skip
-            self._sends = ("UploadPart", "PutObject")
+            self._sends = ("PutObject",)
             self.environment = {
                 "AWS_ACCESS_KEY_ID": s3server.KEY_ID, "AWS_SECRET_ACCESS_KEY": s3server.KEY,
                 "AWS_ENDPOINT_URL_S3": process.url, "AWS_EC2_METADATA_DISABLED": "true",
             }  # fmt: skip
+
+        self.pieces = tuple((self._sends[0], f".piece-0000{number}") for number in range(3))
 
     def trouble(self, chance: random.Random, faults: int) -> None:
         for _ in range(faults):
@@ -77,7 +83,7 @@ class Server:
         found: dict[str, Counter[tuple[str, int]]] = {}
         for event in self.process.events():
             name = event["name"]
-            if event["ep"] in self._sends and "/step_" in name and not name.endswith("/manifest.json"):
+            if event["ep"] in self._sends and "/step_" in name and not name.endswith(_DOCUMENTS):
                 save = "/".join(name.split("/podwatch/")[1].split("/")[:2])
                 found.setdefault(save, Counter())[name, event.get("part", 0)] += 1
         return found
@@ -93,7 +99,6 @@ class Directory:
         self.root, self.url = root, f"file://{root}"
         self.looks = 0
         self._found: list[str] = []
-        self._whole: set[bytes] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -112,30 +117,13 @@ class Directory:
         return list(self._found)
 
     def _watch(self) -> None:
+        files = Files(self.root)
+        check = PointerCheck(files)
         while not self._ended.wait(LOOK_SECONDS):
-            for path in self.root.glob("*/podwatch/latest.json"):
-                try:
-                    self._look(path.read_bytes())
-                except (OSError, KeyError, ValueError, AssertionError) as error:
-                    self._found.append(f"{path}: {error!r}")
-
-    def _look(self, data: bytes) -> None:
-        self.looks += 1
-        pointer = json.loads(data)
-        if pointer["step"] is None or data in self._whole:
-            return
-        manifest = (self.root / pointer["manifest_key"]).read_bytes()
-        assert len(manifest) == pointer["manifest_size"], "manifest size"
-        assert hashlib.sha1(manifest).hexdigest() == pointer["manifest_sha1"], "manifest hash"
-        document = json.loads(manifest)
-        assert document["step"] == pointer["step"], "manifest of another step"
-        for file in document["files"]:
-            body = (self.root / file["key"]).read_bytes()
-            assert len(body) == file["size"], f"size of {file['path']}"
-            size = document["part_size"]
-            hashes = [hashlib.sha1(body[at : at + size]).hexdigest() for at in range(0, len(body), size)]
-            assert hashes == file["parts_sha1"], f"bytes of {file['path']}"
-        self._whole.add(data)
+            for key in pointers(files.names()):
+                self.looks += 1
+                if problem := check.problem(key):
+                    self._found.append(problem)
 
 
 @contextmanager

@@ -35,16 +35,17 @@ from typing import Any
 from tests.support import namespaces
 
 ROOT = Path(__file__).parents[2]
-CHILDREN = ("podwatch.sync.restore.child_main", "podwatch.sync.upload.child_main")
+CHILDREN = {"podwatch.store.transfer": "podwatch.store.transfer.__main__"}
+"""As ``python -I -m`` names it -> the module whose ``main`` that calls."""
 IMPORTED = (
-    *CHILDREN,
+    *CHILDREN.values(),
     "podwatch.config.loading",
     "pydantic_settings",
     "podwatch.daemon.daemon",
-    "podwatch.stores.b2",
-    "podwatch.stores.s3",
-    "podwatch.sync.restore.restore",
-    "podwatch.sync.syncer",
+    "podwatch.store.objects.b2",
+    "podwatch.store.objects.s3",
+    "podwatch.store.restore.restore",
+    "podwatch.daemon.store_wiring",
     "tests.cli.fake_daemon",
     "tests.support.b2server.server",
     "tests.support.s3server.server",
@@ -159,14 +160,16 @@ def children() -> Iterator[None]:
     def start_child(*given: Any) -> int:
         words, _, _, keep, cwd, env, stdin, _, _, stdout, _, stderr, _, failed, _, session = given[:16]
         argv = [os.fsdecode(word) for word in words]
-        if argv[:3] != [sys.executable, "-P", "-m"] or argv[3] not in CHILDREN or -1 in (stdin, stdout, stderr):
+        if CHILDREN.keys().isdisjoint(argv):
             pid: int = start_interpreter(*given)
             return pid
+        assert argv[:3] == [sys.executable, "-I", "-m"], f"started in another way than here: {argv}"
+        assert -1 not in (stdin, stdout, stderr), f"without pipes of its own: {argv}"
         variables = dict(os.fsdecode(pair).split("=", 1) for pair in env)
         kept = [fd for fd in keep if fd != failed]  # the pipe for a failed exec
         request = {
-            "module": argv[3], "arguments": argv[4:], "cwd": os.fsdecode(cwd), "env": variables, "session": session,
-            "child": True, "numbers": [0, 1, 2, *kept],
+            "module": CHILDREN[argv[3]], "arguments": argv[4:], "cwd": os.fsdecode(cwd), "env": variables,
+            "session": session, "child": True, "numbers": [0, 1, 2, *kept],
         }  # fmt: skip
         with _lock:
             return _running().start(request, [stdin, stdout, stderr, *kept]).leave()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from podwatch.domain.errors import HostError
 from podwatch.system import pinned_directories
-from podwatch.system.pinned_directories import HIDDEN, USER, Identity, PinnedTree, RootReplaced, open_pinned
+from podwatch.system.pinned_directories import HIDDEN, USER, Identity, PinnedTree, RootReplaced
 
 T, E = 54_321, 54_322
 """Uids that no account has: the trainer's user, and a stranger."""
@@ -179,7 +179,7 @@ def test_a_root_that_its_owner_recreated_is_pinned_again(tree: PinnedTree, out: 
 def test_a_root_that_was_missing_for_a_moment_is_pinned_again(tree: PinnedTree, out: Path) -> None:
     assert tree.names(out) == ("step_5",)
     out.rename(out.with_name("away"))
-    for missing in (lambda: tree.names(out), tree.pins, tree.check):
+    for missing in (lambda: tree.names(out), tree.check):
         with contextlib.suppress(FileNotFoundError):
             missing()
     out.with_name("away").rename(out)
@@ -200,7 +200,7 @@ def test_a_root_replaced_by_a_link_stops_every_change(out: Path, when: str) -> N
     own_link.symlink_to(victim)
     own(own_link, T)
     assert "symbolic link of user" in tree.problem()
-    for attempt in (lambda: tree.names(out), lambda: tree.remove_tree(out / "step_9"), tree.pins):
+    for attempt in (lambda: tree.names(out), lambda: tree.remove_tree(out / "step_9"), tree.check):
         with pytest.raises(RootReplaced):
             attempt()
     assert (victim / "step_9").is_dir()
@@ -378,22 +378,6 @@ def test_a_second_mount_of_the_device_is_not_emptied_with_the_users_rights(tree:
         subprocess.run(["umount", out / "a" / "mount"], check=True)
 
 
-def test_a_child_opens_only_what_the_daemon_pinned(tree: PinnedTree, out: Path) -> None:
-    pins = tree.pins()
-    fd = open_pinned(pins, str(out / "step_5"))
-    assert Identity.of(os.fstat(fd)) == tree.identity(out / "step_5")
-    os.close(fd)
-    with pytest.raises(HostError, match="outside"):
-        open_pinned(pins, "/etc")
-    (out / "link").symlink_to("/etc")
-    with pytest.raises(OSError):
-        open_pinned(pins, str(out / "link"))
-    out.rename(out.with_name("earlier"))
-    out.mkdir()
-    with pytest.raises(RootReplaced):
-        open_pinned(pins, str(out))
-
-
 def test_no_descriptor_is_left_open(out: Path) -> None:
     tree = PinnedTree([out])
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -401,7 +385,6 @@ def test_no_descriptor_is_left_open(out: Path) -> None:
         tree.make(out.parent / HIDDEN / "out" / "trash")
         tree.names(out)
         tree.problem()
-        tree.pins()
         with pytest.raises(OSError):
             tree.read(out / "none")
     tree.close()
@@ -413,12 +396,12 @@ def test_our_directory_removed_and_made_again_is_pinned_again(tree: PinnedTree, 
     """As the last of what it held goes, and something new is held; nobody looked in between."""
     hidden = out.parent / HIDDEN
     tree.make(hidden / "out")
-    before = tree.pins()
     (hidden / "out").rmdir()
     hidden.rmdir()
     hidden.mkdir(0o700)
     assert tree.problem() == ""
-    assert tree.pins() != before
+    with tree.directory(hidden) as fd:
+        assert Identity.of(os.fstat(fd)) == Identity.of(hidden.stat())
     hidden.rmdir()
     hidden.mkdir()
     own(hidden, T)

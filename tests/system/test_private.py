@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client import find_daemon
-from podwatch.client.find_daemon import Hints
+from podwatch.cli import find_daemon
+from podwatch.cli.find_daemon import Hints
 from podwatch.daemon.paths_and_run_lock import run_paths
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.sync.restore.stage_and_put_in_place import _lock
+from podwatch.store.restore.staging import _lock
 from podwatch.system.files import FileLock
 from podwatch.system.pinned_directories import PinnedTree
 from tests.support import strangers

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.client.find_daemon import own_endpoint, read_endpoint, write_endpoint
 from podwatch.config.last_good import last_good_path, load_last_good, save_last_good
 from podwatch.config.loading import load_settings
+from podwatch.system.endpoint import own_endpoint, read_endpoint, write_endpoint
 from podwatch.trainer.supervisor_files import read_end, read_exit, read_record, read_result
 
 RECORD = {

@@ -64,7 +64,7 @@ async def test_without_descriptors_of_our_own_a_trainer_has_not_ended(pod: Pod) 
         await until(lambda: sensor.latest().ok)
         sample = sensor.latest().value
         assert sample is not None
-        assert (sample.alive, sample.exit, sample.required_exits) == (True, None, ())
+        assert (sample.alive, sample.exit, sample.ends) == (True, None, ())
     finally:
         await sensor.stop()
         await handle.stop(grace=5.0, save_grace=5.0, saving=lambda: False)

@@ -157,6 +157,7 @@ class Pages:
     async def page(self, request: Request) -> Response:
         # Imported at the first request: most daemons never show it.
         from podwatch.reporting.page import LOG_LINES, headers, history_of, render
+        from podwatch.reporting.rows import incident_text
 
         view = self._source.view()
         stamp = str(int(view.now_wall // PLOT_SECONDS))
@@ -164,7 +165,8 @@ class Pages:
             self._plots = stamp, history_of(await self._source.history(), view.now_wall, stamp)
         plots = None if request.query_params.get("drawn") == stamp else self._plots[1]
         log = scrub("\n".join(list(self._source.log_lines())[-LOG_LINES:])).splitlines()
-        incidents = [incident_document(one, view.account).to_json() for one in view.incidents]
+        found = [incident_document(one, view.account) for one in view.incidents]
+        incidents = [(scrub(incident_text(one, view.now_wall)), one.open) for one in found]
         body = render(build_status(view), incidents=incidents, log=log, history=plots)
         return Response(body, media_type="text/html", headers=HEADERS | dict(headers()))
 

@@ -5,15 +5,14 @@ nothing changed and nothing is being written, it reads only the times of the dir
 checkpoint, and lists no directory. ``completeness`` judges a single checkpoint; this module handles all of them.
 
 ``HeldBack`` marks complete checkpoints that are held back: written while two trainers were running
-(``policy.second_writer``), left behind on an earlier branch (``policy.lineage``), or with a step number that no
-training of this run can have reached (``policy.implausible_steps``).
+(``policy.second_writer``), left behind on an earlier branch (``domain.starts``), or with a step number that no
+training of this run can have reached (``policy.implausible_steps``). It also says whose each checkpoint is.
 """
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import stamp
@@ -31,27 +30,27 @@ from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
-from podwatch.domain.run import EarlierSave
+from podwatch.domain.run_state import RunState
+from podwatch.domain.starts import NOT_RECORDED, Origins
 from podwatch.policy.implausible_steps import StepEvidence, implausible
-from podwatch.policy.lineage import is_earlier
 from podwatch.policy.second_writer import Span, why_held
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
 
-NOTHING_DECIDED: Mapping[tuple[int, str], str] = MappingProxyType({})
+NO_RECORDS = CheckpointRecords()
 
 
 class HeldBack:
     """Which checkpoints are in doubt. Read in any thread; set by one.
 
-    ``spans`` are in epoch seconds. ``evidence`` limits how far this run can be; ``earlier`` are the checkpoints of
-    abandoned branches. What was decided about a checkpoint stands in its record.
+    ``spans`` are in epoch seconds. ``evidence`` limits how far this run can be; ``origins`` answers whose a checkpoint
+    is. What was decided about a checkpoint is in its record.
     """
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans = tuple(spans)
         self.evidence = StepEvidence()
-        self.earlier: tuple[EarlierSave, ...] = ()
+        self.origins = Origins()
         self.version = 0
         """Grows with each change: a caller that keeps marked checkpoints then marks them again."""
 
@@ -68,30 +67,31 @@ class HeldBack:
             self.evidence = evidence
             self.version += 1
 
-    def leave(self, earlier: tuple[EarlierSave, ...]) -> None:
-        if earlier != self.earlier:
-            self.earlier = earlier
+    def follow(self, run: RunState) -> None:
+        """Judge by these starts."""
+        if (run.starts, run.adopted) != (self.origins.starts, self.origins.adopted):
+            self.origins = Origins.of(run.starts, adopted=run.adopted)
             self.version += 1
 
-    def mark(
-        self, sets: Sequence[CheckpointSet], decided: Mapping[tuple[int, str], str] = NOTHING_DECIDED
-    ) -> tuple[CheckpointSet, ...]:
-        """The same checkpoints, with ``held`` where one is held back. Whether a step is plausible depends on all of
-        them. ``decided``: see ``CheckpointRecords``."""
-        released = {key for key, held in decided.items() if not held}
+    def mark(self, sets: Sequence[CheckpointSet], records: CheckpointRecords = NO_RECORDS) -> tuple[CheckpointSet, ...]:
+        """The same checkpoints, with whose each one is, and ``held`` where one is held back. Whether a step is
+        plausible depends on all of them."""
+        released = {key for key, held in records.decided.items() if not held}
         odd = implausible(sets, replace(self.evidence, believed=self.evidence.believed | released))
-        return tuple(self._marked(found, odd.get(found.step, ""), decided) for found in sets)
+        return tuple(self._marked(found, odd.get(found.step, ""), records) for found in sets)
 
-    def _marked(self, found: CheckpointSet, odd: str, decided: Mapping[tuple[int, str], str]) -> CheckpointSet:
+    def _marked(self, found: CheckpointSet, odd: str, records: CheckpointRecords) -> CheckpointSet:
+        key = (found.step, found.save_id)
+        origin = self.origins.judge(found.step, found.changed_wall, records.origins.get(key, NOT_RECORDED))
+        found = replace(found, start_id=origin.start_id, ours=origin.ours)
         if odd:
             return replace(found, held=f"its step number is implausible: {odd}", held_as=HeldAs.IMPLAUSIBLE)
-        if self.earlier and is_earlier(found, self.earlier):
+        if origin.left:
             why = "it belongs to an earlier branch of this run, which training has left"
             return replace(found, held=why, held_as=HeldAs.EARLIER_BRANCH)
         if not found.complete:
             return found
-        key = (found.step, found.save_id)
-        why = decided[key] if key in decided else why_held(found, self.spans)
+        why = records.decided[key] if key in records.decided else why_held(found, self.spans)
         return replace(found, held=why, held_as=HeldAs.TWO_WRITERS) if why else found
 
 
@@ -183,7 +183,7 @@ class Catalogue:
         found, decided, version = self._sets, self.records.decided, self._held_back.version
         of, marked = self._marked
         if len(of) != 3 or of[0] is not found or of[1] is not decided or of[2] != version:
-            marked = self._held_back.mark(found, decided)
+            marked = self._held_back.mark(found, self.records)
             self._marked = ((found, decided, version), marked)
         return marked
 
@@ -278,7 +278,7 @@ class Catalogue:
             if now.complete and now.save_id != checkpoint_identity.save_id(found, judgement):
                 now = replace(now, completeness=Completeness.WRITING, save_id="", reason=CHANGED)
         others = [s for s in self._sets if s.step != step]
-        now = next(s for s in self._held_back.mark((*others, now), self.records.decided) if s.step == step)
+        now = next(s for s in self._held_back.mark((*others, now), self.records) if s.step == step)
         travels = [p for p in found if p.part.uploaded]
         leftovers = frozenset(judgement.leftovers)
         files = tuple(f for p in travels for f in p.files if checkpoint_identity.belongs(f, leftovers))
@@ -312,6 +312,19 @@ class Catalogue:
     def release(self, found: CheckpointSet) -> None:
         """Hold this checkpoint back no more: the operator named it. In the thread of the rescans."""
         self.records.release((found.step, found.save_id))
+
+    def record_starts(self) -> None:
+        """Record of each complete checkpoint which start wrote it, as its times show it now. Call it when a start
+        begins: what exists then is of those before. Blocks."""
+        with self._lock:
+            for found in self.sets:
+                if found.complete and found.start_id:
+                    self.records.belongs((found.step, found.save_id), found.start_id)
+
+    def recognise(self, found: CheckpointSet, start_id: str, branch: str) -> None:
+        """The store has exactly this checkpoint, and says that this start wrote it, on this branch. Blocks."""
+        with self._lock:
+            self.records.recognise((found.step, found.save_id), start_id, branch)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -380,7 +393,7 @@ class Catalogue:
     def _name_states(self) -> None:
         """Set the states that depend on other checkpoints: one ahead of the newest complete one can still be being
         written."""
-        newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()], self.records.decided))
+        newest = newest_complete(self._held_back.mark([k.set for k in self._known.values()], self.records))
         limit = self._windows.longest(slow=self._settling.slow) * CUT_OFF_FACTOR
         for step, known in self._known.items():
             if known.settled or known.set.completeness in (Completeness.WRITING, Completeness.COMPLETE):

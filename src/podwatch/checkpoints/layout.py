@@ -187,7 +187,8 @@ class Layout(Protocol):
         ...
 
     def progress(self) -> tuple[StepSeen, ...]:
-        """Newest step per role as the files show it (``broadcasts/step_N/STABLE``...)."""
+        """The highest step per role as the files show it (``broadcasts/step_N/STABLE``...), and after it the one that
+        was written last, where that is another."""
         ...
 
     def resume_command(

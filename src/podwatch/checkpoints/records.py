@@ -19,6 +19,7 @@ from podwatch.checkpoints.table import SaveEnd
 from podwatch.checkpoints.templates import form_of
 from podwatch.domain.document import Document, Flag, Integer, Label, Many, Real, RelativePath, SaveId, Text, Whole
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
+from podwatch.domain.starts import Recorded
 from podwatch.system.files import atomic_write, read_small
 from podwatch.system.pinned_directories import PinnedTree
 
@@ -77,6 +78,10 @@ class CheckpointRecord(Document):
     parts: Mapping[Label, Whole] = field(default_factory=dict)
     file_count: Whole = 0
     source: RecordSource = RecordSource.SAVED
+    start_id: Text = ""
+    """The start that wrote it; empty while only its times show that."""
+    branch: Text = ""
+    """Of one that is in the store: the branch that its manifest names."""
     ends: SaveEnd = SaveEnd.NONE
     sparse: Flag = False
     """It had ranges that were never written when it was found complete: after a reboot they prove nothing."""
@@ -97,6 +102,10 @@ class CheckpointRecord(Document):
     @property
     def key(self) -> tuple[int, str]:
         return self.step, self.save_id
+
+    @property
+    def origin(self) -> Recorded:
+        return Recorded(self.start_id, self.source is RecordSource.RESTORED, self.branch)
 
 
 # -- what a record answers: pure --------------------------------------------------------------------------------------
@@ -299,6 +308,8 @@ class CheckpointRecords:
         self._all: dict[tuple[int, str], CheckpointRecord] = {}
         self._layout = ""
         self.known = KnownFiles()
+        self.origins: Mapping[tuple[int, str], Recorded] = {}
+        """(step, save_id) -> what its record says of its origin."""
         self.decided: Mapping[tuple[int, str], str] = {}
         """(step, save_id) -> why it is held back, empty if the operator released it."""
         self.all: tuple[CheckpointRecord, ...] = ()
@@ -354,6 +365,18 @@ class CheckpointRecords:
         if record is not None:
             self._keep(replace(record, released=True))
 
+    def belongs(self, key: tuple[int, str], start_id: str) -> None:
+        """Record which start wrote it: no clock that is set later changes that. Blocks."""
+        record = self._all.get(key)
+        if record is not None and not record.start_id:
+            self._keep(replace(record, start_id=start_id))
+
+    def recognise(self, key: tuple[int, str], start_id: str, branch: str) -> None:
+        """A manifest in the store has equal files: it is as if it had come from there. Blocks."""
+        record = self._all.get(key)
+        if record is not None:
+            self._keep(replace(record, source=RecordSource.RESTORED, start_id=start_id, branch=branch))
+
     def keep_only(self, steps: Collection[int]) -> None:
         """Of steps that are gone, only the newest records stay: the next save is compared with them. Blocks."""
         for record in [r for r in self._all.values() if r.step not in steps and not r.deleted]:
@@ -382,6 +405,7 @@ class CheckpointRecords:
         self.all = tuple(sorted(self._all.values(), key=lambda r: (r.wall, r.step)))
         decided = (r for r in self._all.values() if r.held or r.released)
         self.decided = {r.key: "" if r.released else r.held for r in decided}
+        self.origins = {r.key: r.origin for r in self._all.values()}
         self.known = KnownFiles(sorted((r for r in self._all.values() if not r.deleted), key=_age))
 
 

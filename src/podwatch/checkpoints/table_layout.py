@@ -45,6 +45,7 @@ from podwatch.checkpoints.templates import forms_of, number_in
 from podwatch.domain.run import valid_ids
 from podwatch.system.files import read_small
 
+_NOWHERE = Path("/nonexistent")
 _STATE_LIMIT = 64 << 20
 _TRACKER_LIMIT = 4096
 _NEIGHBOURS = 3
@@ -164,24 +165,7 @@ class TableLayout(TablePlaces):
             return Judgement(False, reason, pending=others, problems=problems, rests_on=outside, deleted=deleted)
         seen = self._inspect(listing, step, own, known or {})
         found = seen.found
-        verdict = Judgement(
-            found.whole,
-            found.reason,
-            damaged=found.outcome is InspectionOutcome.DAMAGED,
-            unreadable=found.outcome is InspectionOutcome.UNKNOWN,
-            ends=found.end,
-            save_token=found.token,
-            world_size=found.world_size,
-            problems=found.problems,
-            leftovers=_leftovers(own, found),
-            rests_on=outside,
-            deleted=deleted and not found.whole,
-            hole=found.hole,
-            unsized=found.unsized,
-            faults=found.faults,
-            checked=found.checked,
-            unchecked=found.unchecked,
-        )
+        verdict = replace(_verdict(own, found), rests_on=outside, deleted=deleted and not found.whole)
         if not found.whole or _is_as_known(own, (known or {}).get(step, {})):
             return verdict
         lacking = missing_form(table, self._required_forms(listing, step, known or {}), seen.forms)
@@ -189,6 +173,17 @@ class TableLayout(TablePlaces):
             return verdict
         reason = f"{lacking} is missing, which the saves around it have"
         return replace(verdict, whole=False, lacks=True, reason=reason)
+
+    def inspect_staged(self, step: int, parts: Sequence[PartDir]) -> tuple[tuple[PartFiles, ...], Judgement]:
+        """A save that was stored whole, as it lies in these directories. Nothing around its place says anything about
+        it, and its trackers are written once it is there."""
+        table, given = replace(self.table, trackers=()), {part.name: part for part in parts}
+        names = [name for name in table.parts if name in given or not table.either]
+        dirs = [given.get(name) or PartDir(name, _NOWHERE, name not in table.if_any) for name in names]
+        own = [scan_part(part).found for part in dirs]
+        about = Surroundings(needed_parts=frozenset(given))
+        found = self.inspector.inspect(table, step, {p.part.name: _place_of(p) for p in own}, _recorded(own), about)
+        return tuple(own), _verdict(own, found)
 
     def _is_deleted(self, listing: Listing, step: int) -> bool:
         part = listing.table.deleted_with
@@ -384,6 +379,25 @@ class _OnDemand(Mapping[int, tuple[PartDir, ...]]):
 
 
 # -- files of a part ---------------------------------------------------------------------------------------------------
+
+
+def _verdict(own: Sequence[PartFiles], found: CheckpointInspection) -> Judgement:
+    return Judgement(
+        found.whole,
+        found.reason,
+        damaged=found.outcome is InspectionOutcome.DAMAGED,
+        unreadable=found.outcome is InspectionOutcome.UNKNOWN,
+        ends=found.end,
+        save_token=found.token,
+        world_size=found.world_size,
+        problems=found.problems,
+        leftovers=_leftovers(own, found),
+        hole=found.hole,
+        unsized=found.unsized,
+        faults=found.faults,
+        checked=found.checked,
+        unchecked=found.unchecked,
+    )
 
 
 def _below(part: PartFiles, path: str) -> str:

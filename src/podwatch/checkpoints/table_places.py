@@ -3,6 +3,7 @@
 Everything blocks on the file system and follows no link below the roots. What vanishes meanwhile is no error.
 """
 
+import contextlib
 import heapq
 import os
 import re
@@ -29,6 +30,8 @@ from podwatch.checkpoints.templates import has_step, name_of, number_in, pattern
 from podwatch.domain.errors import ConfigurationError
 
 _TRACKER_LIMIT = 4096
+STEPS_ASKED = 64
+"""So many of the highest steps are asked when their file was written: on a network volume each costs a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,8 +409,11 @@ class TablePlaces:
         table, main = listing.table, main_part(listing.table)
         used = next((p for p in table.parts if listing.entries[p]), main)
         sources = table.progress or {"checkpoint": f"{used}:{table.time_from}"}
-        seen = (_newest(role, listing.entries.get(text.partition(":")[0], {}), text) for role, text in sources.items())
-        return tuple(found for found in seen if found is not None)
+        found: list[StepSeen] = []
+        for role, text in sources.items():
+            part, _, file = text.partition(":")
+            found += _shown(role, listing.entries.get(part, {}), file)
+        return tuple(found)
 
     def _checkpoint(self, step: int) -> Path:
         """The file or directory that is passed to the trainer: that of the first part."""
@@ -444,15 +450,18 @@ def _rank(table: TrainerTable, entry: Entry) -> tuple[bool, int, str]:
     return entry.name.startswith("last"), -status.st_mtime_ns if status else 0, entry.name
 
 
-def _newest(role: str, entries: Entries, text: str) -> StepSeen | None:
-    """The newest of the last steps of which the file (or the entry itself) exists."""
-    file = text.partition(":")[2]
-    for step in heapq.nlargest(5, entries):
-        try:
-            return StepSeen(role, step, (entries[step][0].top / file).stat().st_mtime)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-    return None
+def _shown(role: str, entries: Entries, file: str) -> Iterator[StepSeen]:
+    """The highest step of which the file (or the entry itself) exists, and the one whose file was written last, where
+    that is another: a trainer that begins again lower writes files of lower steps again. Without a file only the
+    highest: a directory changes with all that is written into it."""
+    found: list[StepSeen] = []
+    for step in heapq.nlargest(STEPS_ASKED if file else 5, entries):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found.append(StepSeen(role, step, (entries[step][0].top / file).stat().st_mtime))
+    yield from found[:1]
+    last = max(found[1:] if file else (), key=lambda seen: seen.wall, default=None)
+    if last is not None and last.wall > found[0].wall:
+        yield last
 
 
 # -- the file system ---------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def leave_out_what_others_can_write() -> None:
     sys.path[:] = [entry for entry in before if entry not in listed or entry == home]
     from pathlib import Path
 
-    from podwatch.client.trusted_configuration import check_trusted
+    from podwatch.config.trusted_files import check_trusted
     from podwatch.domain.errors import ConfigurationError
 
     refused = set()

@@ -15,13 +15,14 @@ import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon
 from podwatch.cli.offline import checked_run_id
-from podwatch.client.times_and_sizes import size, span
 from podwatch.domain.errors import ConfigurationError, ExitCode, IntegrityError, RemoteError, UsageError
+from podwatch.domain.times import size, span
 
 if TYPE_CHECKING:
+    from podwatch.cli.bootstrap_files import BarePod, PlannedFile
     from podwatch.config.settings import Settings
-    from podwatch.stores.credentials import Credentials
-    from podwatch.sync.runs.bootstrap import Fetched, Place, PlannedFile
+    from podwatch.store.objects.access import Access
+    from podwatch.store.runs.start import StartTexts
 
 ETC = Path("/etc/podwatch")
 PATIENCE_SECONDS, RETRY_SECONDS = 600.0, 10.0
@@ -41,17 +42,15 @@ class Call:
     directory: Path
     trust: bool = False
     digest: str = ""
-    allow: tuple[Path, ...] = ()
-    existing: str = ""
-    settings: tuple[str, ...] = ()
     detach: bool = False
     no_start: bool = False
     default_directory: bool = True
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def copies(self) -> Path:
-        return self.directory / f"bootstrap-{self.run_id}"
+    def placed(self) -> Path:
+        """The record of what an earlier call wrote here."""
+        return self.directory / f"bootstrap-{self.run_id}.json"
 
     @property
     def unattended(self) -> bool:
@@ -64,11 +63,6 @@ class Call:
         """This call as a line to copy."""
         words = ["podwatch", "bootstrap", self.store, self.run_id, *trust]
         words += [] if self.default_directory else ["--dir", str(self.directory)]
-        for path in self.allow:
-            words += ["--allow", str(path)]
-        words += ["--existing", self.existing] if self.existing else []
-        for setting in self.settings:
-            words += ["--set", setting]
         words += ["--detach"] if self.detach else []
         words += ["--no-start"] if self.no_start else []
         return shlex.join(words)
@@ -87,19 +81,6 @@ class Call:
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for podwatch.toml. Default: /etc/podwatch as root, else the current directory.",
 )
-@click.option(
-    "--allow",
-    metavar="DIR",
-    multiple=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Also write files below DIR, if the command names some there.",
-)
-@click.option(
-    "--existing",
-    type=click.Choice(["keep", "replace"]),
-    help="A file of another content is on this pod: use it, or move it aside and write the stored one.",
-)
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Override a setting of `podwatch run`.")
 @click.option("--detach", is_flag=True, help="Run podwatch in the background.")
 @click.option("--no-start", is_flag=True, help="Only write the files; then `podwatch install` or `podwatch run`.")
 def command(
@@ -109,9 +90,6 @@ def command(
     trust: bool,
     digest: str,
     directory: Path | None,
-    allow: tuple[Path, ...],
-    existing: str | None,
-    settings: tuple[str, ...],
     detach: bool,
     no_start: bool,
 ) -> None:
@@ -123,7 +101,6 @@ def command(
     Exit: 77 not trusted, or a key that can only read; 78 something must be filled in or decided first; 69 the store
     does not answer; else as `podwatch run`."""
     from podwatch.config.command_directory import absolute, current_directory
-    from podwatch.policy.bootstrap import FILL
 
     if digest and (trust or len(digest) != 64):
         raise UsageError(
@@ -132,63 +109,65 @@ def command(
     here = directory or (ETC if os.geteuid() == 0 else current_directory())
     call = Call(
         store, checked_run_id(run_id), Path(os.path.normpath(absolute(here))), trust, digest.lower(),
-        tuple(Path(os.path.normpath(absolute(path))) for path in allow), existing or "", settings, detach, no_start,
-        directory is None, dict(os.environ),
+        detach, no_start, directory is None, dict(os.environ),
     )  # fmt: skip
     if find_daemon(Where("", call.run_id)) is not None:
         click.echo(f"podwatch guards run {call.run_id} on this pod already: nothing to do")
         return
-    _bootstrap(call, {name: value for name, value in call.environ.items() if not name.startswith(FILL)})
+    _bootstrap(call)
 
 
-def _bootstrap(call: Call, environ: dict[str, str]) -> None:
+def _bootstrap(call: Call) -> None:
+    environ = dict(call.environ)
     placed, directory = _placed(call)
-    key = _credentials(call)
+    key = _access(call)
     if key is not None:  # `podwatch run` reads no podwatch.env of its own
-        environ |= key.variables()
+        from podwatch.store.objects.access import variables_of
+
+        environ |= variables_of(key)
     fetched, readonly = _fetched(call, placed, key)
     if fetched is None:
         return _run(call, environ | {"PODWATCH_DIRECTORY": directory})
-    digest, continuing = fetched.record.digest, bool(placed) and not call.existing
-    files, settings, place = _planned(call, fetched, continuing=continuing)
+    digest, continuing = fetched.record.digest, bool(placed)
+    files, settings, pod = _planned(call, fetched, continuing=continuing)
     _show(call, fetched, files, settings)
     if continuing and placed != digest:
         click.echo("the store holds a newer start of this run; this pod continues with the files that are here")
-        click.echo(f"  (to take the stored ones: {call.again('--digest', digest)} --existing replace)")
+        click.echo(f"  (to take the stored ones: move the files and {clean(call.placed)} away, then repeat this)")
     missing = [file for file in files if file.state == "new"] if call.allows(digest) else []
-    todo = _open(missing) if continuing else _problems(call, fetched, files, settings)
+    todo = _open(call, missing) if continuing else _problems(call, fetched, files, settings)
     if readonly:
         text = f"this key can only read, and a pod must write to the store to train this run: {readonly}"
         todo += [] if continuing else [text]
         click.echo(clean(text), err=True)
     if not (call.allows(digest) or (continuing and call.allows(placed))):
-        _refuse(call, digest, todo, files, fetched, place)
+        _refuse(call, digest, todo)
     if todo:
-        _stop(todo, files, fetched, place, code=ExitCode.PERMISSION if readonly else ExitCode.CONFIGURATION)
+        _stop(todo, code=ExitCode.PERMISSION if readonly else ExitCode.CONFIGURATION)
     if call.allows(digest):
-        _write(call, fetched, files, place, continuing=continuing)
+        _write(call, fetched, files, pod, continuing=continuing)
     return _run(call, environ | {"PODWATCH_DIRECTORY": directory if continuing else fetched.record.directory})
 
 
 # -- the store -------------------------------------------------------------------------------------------------------
 
 
-def _fetched(call: Call, placed: str, key: "Credentials | None") -> "tuple[Fetched | None, str]":
+def _fetched(call: Call, placed: str, key: "Access") -> "tuple[StartTexts | None, str]":
     """What the store holds, and why the key can only read. None: the store does not help, and this pod has the files of
     an earlier call that this call allows."""
-    from podwatch.domain.manifest import Keys
-    from podwatch.stores.open_store import open_store, parse_store_url
-    from podwatch.sync.runs.bootstrap import can_write, fetch
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.objects.open import open_objects, parse_url
+    from podwatch.store.runs.start import fetch_start, why_not_writable
 
-    keys = Keys(call.run_id, parse_store_url(call.store).prefix)
+    keys = RunKeys(call.run_id, parse_url(call.store).prefix)
     local = bool(placed) and call.allows(placed)
     patience = KNOWN_PATIENCE_SECONDS if local else PATIENCE_SECONDS if call.unattended else 0.0
-    store = open_store(call.store, key, writer_id="by-hand", connections=1)
+    store = open_objects(call.store, key, connections=1)
     end = time.monotonic() + patience
     try:
         while True:
             try:
-                return fetch(store, keys), can_write(store)
+                return fetch_start(store, keys), why_not_writable(store, keys)
             except RemoteError as error:
                 if error.transient and time.monotonic() < end:
                     click.echo(f"{clean(error)}; podwatch retries in {span(RETRY_SECONDS)}", err=True)
@@ -202,13 +181,11 @@ def _fetched(call: Call, placed: str, key: "Credentials | None") -> "tuple[Fetch
         store.close()
 
 
-def _credentials(call: Call) -> "Credentials | None":
+def _access(call: Call) -> "Access":
     """From DIR/podwatch.env (as `podwatch install` writes it), or the environment."""
-    from podwatch.stores.credentials import credentials_from_environment
+    from podwatch.store.objects.access import access_from
 
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    place = Path(directory) if directory else None
-    return credentials_from_environment(os.environ, call.directory / KEY_FILE, place, call.store)
+    return access_from(call.store, call.environ, call.directory / KEY_FILE)
 
 
 # -- plan ------------------------------------------------------------------------------------------------------------
@@ -217,89 +194,89 @@ def _credentials(call: Call) -> "Credentials | None":
 def _placed(call: Call) -> tuple[str, str]:
     """The digest whose files an earlier call wrote here, and the directory that relative paths are resolved against;
     empty if none did, or podwatch.toml is gone."""
-    from podwatch.client.trusted_configuration import read_trusted
-    from podwatch.policy.bootstrap import CONFIG_NAME, Placed
+    from podwatch.config.trusted_files import read_trusted
+    from podwatch.store.runs.start_record import CONFIG_NAME, Placed
 
     with suppress(OSError, ConfigurationError, IntegrityError):
         if (call.directory / CONFIG_NAME).is_file():
-            found = Placed.from_bytes(read_trusted(call.copies / Placed.FILE).encode())
+            found = Placed.from_bytes(read_trusted(call.placed).encode())
             return found.digest, found.directory
     return "", ""
 
 
-def _planned(call: Call, fetched: "Fetched", *, continuing: bool) -> "tuple[list[PlannedFile], Settings | None, Place]":
+def _planned(
+    call: Call, fetched: "StartTexts", *, continuing: bool
+) -> "tuple[list[PlannedFile], Settings | None, BarePod]":
     """The plan, and the settings that the configuration gives; None while it has placeholders and does not load."""
     from dataclasses import replace
 
-    from podwatch.policy.bootstrap import USUAL_ROOTS
-    from podwatch.sync.runs.bootstrap import Place, plan
+    from podwatch.cli.bootstrap_files import BarePod, plan
+    from podwatch.store.runs.start_record import USUAL_ROOTS
 
-    roots = dict.fromkeys([str(call.directory), *USUAL_ROOTS, *map(str, call.allow)])
+    roots = dict.fromkeys([str(call.directory), *USUAL_ROOTS])
     with suppress(RuntimeError):  # a user without a home
         if Path.home() != Path("/"):
             roots[str(Path.home())] = None
-    place = Place(call.directory, call.copies, tuple(roots))
-    files = plan(fetched, place, call.environ)
+    pod = BarePod(call.directory, tuple(roots))
+    files = plan(fetched, pod, call.environ)
     settings = _settings(call, fetched, files[0], continuing=continuing)
     if settings is not None:
         trainer = settings.trainer
         own = (trainer.output_dir, trainer.checkpoint_dir, settings.state_dir)
-        place = replace(place, foreign=tuple(str(path) for path in own if path is not None))
-        files = plan(fetched, place, call.environ)
-    return files, settings, place
+        pod = replace(pod, foreign=tuple(str(path) for path in own if path is not None))
+        files = plan(fetched, pod, call.environ)
+    return files, settings, pod
 
 
-def _settings(call: Call, fetched: "Fetched", config: "PlannedFile", *, continuing: bool) -> "Settings | None":
-    from podwatch.cli.job_assumptions import Given
+def _settings(call: Call, fetched: "StartTexts", config: "PlannedFile", *, continuing: bool) -> "Settings | None":
     from podwatch.config.loading import load_text
 
     if config.state == "refused":
         return None
     environ = {**call.environ, "PODWATCH_DIRECTORY": fetched.record.directory}
-    text = config.text
-    if config.state == "differs" and call.existing != "replace":
-        text = config.target.read_text()
+    text = config.target.read_text() if continuing and config.state == "differs" else config.text
     try:
-        return load_text(text, config.target, environ=environ, overrides=Given(call.settings).overrides()).settings
+        return load_text(text, config.target, environ=environ).settings
     except ConfigurationError:
         if config.open or continuing:  # `podwatch run` uses the last good copy
             return None
         raise
 
 
-def _problems(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: "Settings | None") -> list[str]:
+def _problems(call: Call, fetched: "StartTexts", files: "list[PlannedFile]", settings: "Settings | None") -> list[str]:
     """What the operator must do before anything starts, a line each."""
-    from podwatch.stores.open_store import parse_store_url
+    from podwatch.store.objects.open import parse_url
 
     found = []
     for file in files:
         if file.state == "refused":
-            found.append(f"{file.target} is not written, because {file.reason}: copy it there yourself, or, where that"
-                         " path is right, pass --allow DIR")  # fmt: skip
-        elif file.state == "differs" and not call.existing:
-            found.append(f"{file.target} exists with another content: pass --existing keep to use it, or"
-                         " --existing replace to move it aside")  # fmt: skip
-    found += _open([file for file in files if file.state != "differs" or call.existing == "replace"])
+            found.append(f"{file.target} is not written, because {file.reason}: copy it there yourself")
+        elif file.state == "differs":
+            found.append(f"{file.target} exists with another content, which podwatch does not replace: move it away")
+    found += _open(call, files)
     for path, reason in ((one.path, one.reason) for one in fetched.record.left_out):
         if not Path(path).exists():
             found.append(f"{path} is named by the command and not stored ({clean(reason)}): copy it to this pod")
     if settings is None:
         return found
     if settings.run_id != call.run_id:
-        found.append(f"podwatch.toml is of run {settings.run_id}: pass --set run_id={call.run_id} or the right name")
-    if not settings.sync.store or parse_store_url(settings.sync.store) != parse_store_url(call.store):
+        found.append(f"podwatch.toml is of run {settings.run_id}: pass the right name")
+    if not settings.sync.store or parse_url(settings.sync.store) != parse_url(call.store):
         own = settings.sync.store or "no store"
-        found.append(f"podwatch.toml names {own}: bootstrap from that, or pass --set sync.store={call.store}")
+        found.append(f"podwatch.toml names {own}: bootstrap from that")
     return found + _missing(settings)
 
 
-def _open(files: "list[PlannedFile]") -> list[str]:
+def _open(call: Call, files: "list[PlannedFile]") -> list[str]:
     """The placeholders that nothing fills, a line each."""
     found = []
     for file in files:
-        for one in file.open if file.state in ("new", "differs") else ():
-            name = f" ({one.key})" if one.key else ""
-            found.append(f"{one.file}:{one.line}{name} was removed as a secret: {one.reason}, or edit that line")
+        for hole, reason in file.open if file.state == "new" else ():
+            name = f" ({hole.key})" if hole.key else ""
+            found.append(f"{file.target}:{hole.line}{name} was removed as a secret: {reason}")
+    if found:
+        shown = shlex.join(["podwatch", "runs", "show", call.run_id, "--store", call.store, "--files"])
+        found.append(f"a file that you write to its place yourself is used as it is; as stored: {shown}")
     return found
 
 
@@ -322,7 +299,7 @@ def _missing(settings: "Settings") -> list[str]:
 # -- what the operator sees ------------------------------------------------------------------------------------------
 
 
-def _show(call: Call, fetched: "Fetched", files: "list[PlannedFile]", settings: "Settings | None") -> None:
+def _show(call: Call, fetched: "StartTexts", files: "list[PlannedFile]", settings: "Settings | None") -> None:
     from podwatch.config.loading import commands
     from podwatch.domain.secrets import scrub, scrub_argv
 
@@ -358,26 +335,19 @@ def _users(settings: "Settings") -> str:
     return ", ".join(sorted(user or "the user of podwatch" for user in users))
 
 
-def _refuse(
-    call: Call, digest: str, todo: list[str], files: "list[PlannedFile]", fetched: "Fetched", place: "Place"
-) -> NoReturn:
+def _refuse(call: Call, digest: str, todo: list[str]) -> NoReturn:
     line = call.again("--digest", digest)
     if call.digest:
         click.echo(f"podwatch: the store holds another start than the digest that you passed ({call.digest})", err=True)
-    click.echo("Nothing was written to its place, and nothing was started. Read the files before you trust them:")
-    click.echo(f"  if this is what shall run here:  {line}")
+    click.echo("No file was written, and training was not started. Read the files before you trust them.")
+    click.echo(f"  to write them and start:  {line}")
     if todo:
-        _stop(todo, files, fetched, place, code=ExitCode.PERMISSION)
+        _stop(todo, code=ExitCode.PERMISSION)
     raise click.exceptions.Exit(int(ExitCode.PERMISSION))
 
 
-def _stop(
-    todo: list[str], files: "list[PlannedFile]", fetched: "Fetched", place: "Place", *, code: ExitCode
-) -> NoReturn:
-    from podwatch.sync.runs.bootstrap import keep_copies
-
-    keep_copies(files, fetched, place)
-    click.echo(f"podwatch: before training can start here, {len(todo)} to be done:", err=True)
+def _stop(todo: list[str], *, code: ExitCode) -> NoReturn:
+    click.echo("podwatch: before training can start here, this must be done:", err=True)
     for line in todo:
         click.echo(f"  - {clean(line)}", err=True)
     raise click.exceptions.Exit(int(code))
@@ -386,33 +356,25 @@ def _stop(
 # -- writing, and on to `podwatch run` --------------------------------------------------------------------------------
 
 
-def _write(call: Call, fetched: "Fetched", files: "list[PlannedFile]", place: "Place", *, continuing: bool) -> None:
-    from podwatch.policy.bootstrap import Placed
-    from podwatch.sync.runs.bootstrap import write
+def _write(call: Call, fetched: "StartTexts", files: "list[PlannedFile]", pod: "BarePod", *, continuing: bool) -> None:
+    from podwatch.cli.bootstrap_files import write
+    from podwatch.store.runs.start_record import Placed
     from podwatch.system.files import atomic_write
 
     for file in reversed(files):  # podwatch.toml last: with it the pod counts as bootstrapped
-        replace = file.state == "differs" and call.existing == "replace"
-        if file.state != "new" and not replace:
-            continue
-        moved = write(file, place.roots, replace=replace)
-        click.echo(f"wrote {clean(file.target)}" + (f"; the file that was there is {clean(moved)}" if moved else ""))
-    if continuing:
-        return
-    call.copies.mkdir(mode=0o700, parents=True, exist_ok=True)
-    placed = Placed(fetched.record.digest, fetched.record.directory)
-    atomic_write(call.copies / Placed.FILE, placed.to_bytes())
-    for copy in call.copies.glob("[0-9][0-9]-*"):
-        copy.unlink()  # it can contain a secret
+        if file.state == "new":
+            write(file, pod.roots)
+            click.echo(f"wrote {clean(file.target)}")
+    if not continuing:
+        placed = Placed(fetched.record.digest, fetched.record.directory)
+        atomic_write(call.placed, placed.to_bytes(), 0o600)
 
 
 def _run(call: Call, environ: dict[str, str]) -> None:
     """Become ``podwatch run``; with --no-start only show it."""
-    from podwatch.policy.bootstrap import CONFIG_NAME
+    from podwatch.store.runs.start_record import CONFIG_NAME
 
     arguments = ["--config", str(call.directory / CONFIG_NAME), "run"]
-    for setting in call.settings:
-        arguments += ["--set", setting]
     arguments += ["--detach"] if call.detach else []
     if call.no_start:
         click.echo(f"not started; to start: {shlex.join(['podwatch', *arguments])}   (or: podwatch install)")

@@ -10,23 +10,36 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
-from podwatch.client.ask_daemon import NotRunning, call
-from podwatch.client.times_and_sizes import ago, from_rfc3339, size
+from podwatch.cli.common import (
+    SuggestingGroup,
+    Where,
+    ask,
+    ask_if_it_runs,
+    clean,
+    common,
+    find_daemon,
+    json_option,
+    print_json,
+    say,
+)
+from podwatch.cli.progress import Progress
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, UsageError
 from podwatch.domain.finding import counted
+from podwatch.domain.times import ago, from_rfc3339, size
 
 if TYPE_CHECKING:
+    from podwatch.checkpoints.known_checkpoints import Catalogue
     from podwatch.checkpoints.trainers import Layout
-    from podwatch.domain.manifest import Manifest
+    from podwatch.config.settings import Settings
+    from podwatch.domain.checkpoint import CheckpointSet
     from podwatch.recovery.quarantine import Entry
     from podwatch.recovery.run_file import RunFile
-    from podwatch.stores.base import ObjectStore
+    from podwatch.store.inventory import Inventory, Stored
 
 
 BLIND = (
@@ -35,7 +48,7 @@ BLIND = (
 )
 
 
-@click.group("checkpoints", invoke_without_command=True)
+@click.group("checkpoints", cls=SuggestingGroup, invoke_without_command=True)
 @common
 @json_option
 def command(where: Where, as_json: bool) -> None:
@@ -135,39 +148,94 @@ def _state(where: Where) -> "Iterator[RunFile]":
 
 def fetch(where: Where) -> dict[str, Any]:
     """The documents of all checkpoints here (newest last) and in the store. Without a daemon they come from disk and
-    journal; ``remote`` is None without a readable journal."""
-    daemon = find_daemon(where)
-    if daemon is not None:
-        try:
-            return dict(call(daemon.control_path, "checkpoints", timeout=150.0))
-        except NotRunning:
-            pass
+    store; ``remote`` is None where it does not answer."""
+    answer = ask_if_it_runs(where, "checkpoints", timeout=150.0)
+    if answer is not None:
+        return answer
     from podwatch.checkpoints.trainers import make_layout
-    from podwatch.cli.offline import load, look, noted, recorded
+    from podwatch.cli.offline import load, look, recorded
     from podwatch.domain.checkpoint import newest_complete
-    from podwatch.reporting.json_documents import checkpoint_document, stored_document
+    from podwatch.reporting.json_documents import checkpoint_document
 
     settings = load(where)
-    kept = noted(settings)
     problems: list[str] = []
-    sets = look(settings, problems).sets
-    newest = newest_complete(sets)
-    published = kept or []
+    catalogue = look(settings, problems)
+    sets, newest = catalogue.sets, newest_complete(catalogue.sets)
+    inventory = _inventory_if_any(settings, problems)
+    same = {} if inventory is None else _stored_here(catalogue, inventory)
     pins: Mapping[int, str] = {}
     with contextlib.suppress(PodwatchError):  # ``look`` has named it
         pins = run.pins if (run := recorded(settings)) is not None else {}
-    stored = frozenset((p.step, p.save_id) for p in published) if kept is not None else None
-    here = {(s.step, s.save_id) for s in sets}
+    stored = None if inventory is None else frozenset(same)
     return {
         "sets": [
             checkpoint_document(s, stored=stored, pins=pins, held=("newest complete",) if s is newest else ()).to_json()
             for s in sets
         ],
-        "remote": [stored_document(p, here).to_json() for p in published] if kept is not None else None,
+        "remote": None if inventory is None else _stored_documents(catalogue, inventory, same),
         "store_url": settings.sync.store,
         "problems": problems,
         **searched(make_layout(settings)),
     }
+
+
+def _inventory_if_any(settings: "Settings", problems: list[str]) -> "Inventory | None":
+    """What the store has of this run; None where none is configured, or where it did not answer, which is a problem."""
+    from podwatch.cli.offline import store_of_run
+    from podwatch.store.inventory import take_inventory
+
+    if not settings.sync.store:
+        return None
+    try:
+        place = store_of_run(settings)
+        store = place.open()
+        try:
+            found = take_inventory(store, place.keys)
+        finally:
+            store.close()
+    except PodwatchError as error:
+        problems.append(f"the store did not answer: {error}")
+        return None
+    problems += [f"in the store: {text}" for text in found.problems]
+    return found
+
+
+def _stored_here(catalogue: "Catalogue", inventory: "Inventory") -> dict[tuple[int, str], tuple[int, str]]:
+    """Of the checkpoints on this pod that are stored: (step, save id here) -> (step, save id in the store)."""
+    found = {}
+    for one in catalogue.sets:
+        if one.complete and (save := _find_stored(catalogue, inventory, one.step)) is not None:
+            found[one.step, one.save_id] = save.key
+    return found
+
+
+def _find_stored(catalogue: "Catalogue", inventory: "Inventory", step: int) -> "Stored | None":
+    """The whole save in the store that has the files of this checkpoint."""
+    from podwatch.store.documents import SavedFile
+
+    try:
+        contents = catalogue.contents(step)
+        files = [SavedFile(f.part, f.path, f.size, f.mtime_ns, f.mode & 0o777) for f in contents.files]
+    except (HostError, OSError):
+        return None  # removed meanwhile
+    return inventory.find_save(step, files)
+
+
+def _stored_documents(
+    catalogue: "Catalogue", inventory: "Inventory", same: Mapping[tuple[int, str], tuple[int, str]]
+) -> list[dict[str, Any]]:
+    """Oldest first. ``same``: as ``_stored_here`` returns it."""
+    from podwatch.domain.status_document import StoredDocument
+
+    here = {stored: own for own, stored in same.items()}
+    return [
+        StoredDocument(
+            save.step, save.save_id, save.key in here, save.bytes, save.wall,
+            save.manifest.lineage if save.manifest is not None else "", save.generation, save.pinned,
+            here.get(save.key) in catalogue.records.restored,
+        ).to_json()
+        for save in inventory.saves
+    ]  # fmt: skip
 
 
 def searched(layout: "Layout") -> dict[str, Any]:
@@ -175,12 +243,9 @@ def searched(layout: "Layout") -> dict[str, Any]:
 
 
 def check(where: Where, step: int | None) -> list[dict[str, Any]]:
-    daemon = find_daemon(where)
-    if daemon is not None:
-        try:
-            return list(call(daemon.control_path, "verify", {"step": step}, timeout=None)["steps"])
-        except NotRunning:
-            pass
+    answer = ask_if_it_runs(where, "verify", {"step": step}, timeout=None)
+    if answer is not None:
+        return list(answer["steps"])
     from podwatch.cli.offline import load, look
     from podwatch.domain.errors import UsageError
     from podwatch.reporting.json_documents import inspection_document
@@ -273,9 +338,9 @@ _NICE = 19
 def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
     """One document per checkpoint: structure first, then bytes. ``compared`` is false if the store has no hashes of it;
     the notes give the reason."""
-    from podwatch.checkpoints.hash_check import compare
-    from podwatch.cli.offline import load, look
+    from podwatch.cli.offline import load, look, store_of_run
     from podwatch.reporting.json_documents import inspection_document
+    from podwatch.store.inventory import take_inventory
 
     settings = load(where)
     if not settings.sync.store:
@@ -288,30 +353,53 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
     wanted = [s for s in catalogue.sets if s.step == step or (s.complete and step is None)]
     if step is not None and not wanted:
         raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
-    results = []
-    store = _open(settings)
+    place = store_of_run(settings)
+    store = place.open()
     try:
-        for found in reversed(wanted):
-            try:
-                looked = catalogue.inspect(found.step)
-                contents = catalogue.contents(found.step)
-            except HostError:
-                continue  # removed meanwhile
-            manifest, why = _manifest(store, settings, found.step, contents.set.save_id)
-            document = inspection_document(found.step, looked.problems, looked.notes, looked.files)
-            document["compared"] = manifest is not None
-            if manifest is None:
-                document["notes"].append(why)
-            else:
-                with _progress(found.step, manifest.total_bytes, quiet=quiet) as tell:
-                    compared = _gently(partial(compare, contents, manifest, tell))
-                document["reasons"] += compared.problems
-                document["bytes_compared"] = compared.size_bytes
-            document["sound"] = not document["reasons"]
-            results.append(document)
+        inventory = take_inventory(store, place.keys)
     finally:
         store.close()
+    results = []
+    for found in reversed(wanted):
+        try:
+            looked = catalogue.inspect(found.step)
+            roots = {p.part.name: Path(p.part.path) for p in catalogue.contents(found.step).parts}
+        except HostError:
+            continue  # removed meanwhile
+        document = inspection_document(found.step, looked.problems, looked.notes, looked.files)
+        results.append(_with_bytes(document, roots, _comparable(catalogue, inventory, found), quiet=quiet))
     return sorted(results, key=lambda r: int(r["step"]))
+
+
+def _comparable(catalogue: "Catalogue", inventory: "Inventory", found: "CheckpointSet") -> "Stored | None":
+    """The save in the store to compare with: the same files by name, size and time, or the only one of the step where
+    they differ from it, which is then shown."""
+    same = _find_stored(catalogue, inventory, found.step)
+    whole = [s for s in inventory.saves if s.step == found.step and not s.problem]
+    return same or (whole[0] if len(whole) == 1 and not found.complete else None)
+
+
+def _with_bytes(
+    document: dict[str, Any], roots: Mapping[str, Path], save: "Stored | None", *, quiet: bool
+) -> dict[str, Any]:
+    """``document`` with what the comparison with the store says."""
+    from podwatch.store.restore.compare import compare
+    from podwatch.system.clock import SystemClock
+    from podwatch.system.files import open_file
+
+    step = int(document["step"])
+    document["compared"] = save is not None
+    if save is None or save.manifest is None:
+        document["notes"].append("bytes not compared: the store has no save with these files")
+    else:
+        manifest = save.manifest
+        with Progress(SystemClock(), quiet=quiet, what=f"step {step}: ") as progress:
+            add = progress.counting(manifest.total_bytes)
+            compared = _gently(lambda: compare(manifest, lambda f: open_file(roots[f.part] / f.path), add))
+        document["reasons"] += compared.problems
+        document["bytes_compared"] = compared.size_bytes
+    document["sound"] = not document["reasons"]
+    return document
 
 
 def _gently(work: Callable[[], T]) -> T:
@@ -337,53 +425,6 @@ def _gently(work: Callable[[], T]) -> T:
     return answers[0]
 
 
-def _open(settings: Any) -> "ObjectStore":
-    from podwatch.cli.offline import credentials
-    from podwatch.stores.open_store import open_store
-
-    return open_store(settings.sync.store, credentials(settings), writer_id="verify")
-
-
-def _manifest(store: "ObjectStore", settings: Any, step: int, save_id: str) -> "tuple[Manifest | None, str]":
-    """The manifest of this save, or the reason why there is none."""
-    from podwatch.sync.publish_and_pointer import checked_manifest
-    from podwatch.sync.upload.child_job import keys_for
-
-    if not save_id:
-        return None, "bytes not compared: this checkpoint is incomplete and was never uploaded"
-    keys = keys_for(settings.sync.store, settings.run_id)
-    key = keys.manifest(step, save_id)
-    try:
-        data = store.get_bytes(key)
-        if data is None:
-            return None, f"bytes not compared: the store has no manifest of this save ({save_id})"
-        return checked_manifest(keys, data, step, save_id, where=f"{store.url}/{key}"), ""
-    except PodwatchError as error:
-        return None, f"bytes not compared: {error}"
-
-
-@contextlib.contextmanager
-def _progress(step: int, total: int, *, quiet: bool) -> "Any":
-    """A progress line on standard error, redrawn twice a second."""
-    done, last = 0, 0.0
-
-    def tell(count: int) -> None:
-        nonlocal done, last
-        done += count
-        now = time.monotonic()
-        if not quiet and now - last >= _TELL_SECONDS:
-            last = now
-            sys.stderr.write(f"\rstep {step}: {size(done)} of {size(total)} compared ")
-            sys.stderr.flush()
-
-    call: Callable[[int], None] = tell
-    try:
-        yield call
-    finally:
-        if not quiet:
-            sys.stderr.write("\r" + " " * 60 + "\r")
-
-
 @click.command("prune")
 @common
 @click.option("--dry-run", is_flag=True, help="Only show each checkpoint, whether it is kept or removed, and why.")
@@ -404,7 +445,7 @@ def prune(where: Where, dry_run: bool, as_json: bool) -> None:
 
 def describe_plan(plan: dict[str, Any]) -> list[str]:
     """One line per checkpoint or path, then the message."""
-    from podwatch.client.times_and_sizes import size
+    from podwatch.domain.times import size
 
     lines = []
     for entry in plan.get("entries") or []:
@@ -418,7 +459,7 @@ def describe_plan(plan: dict[str, Any]) -> list[str]:
     return lines or ["nothing to do"]
 
 
-@click.group("quarantine")
+@click.group("quarantine", cls=SuggestingGroup)
 def quarantine() -> None:
     """List or move back quarantined files.
 
@@ -485,5 +526,16 @@ def quarantine_line(entry: "Entry", now: float) -> str:
 def sync(where: Where, step: int | None, wait: bool, as_json: bool) -> None:
     """Upload and publish a checkpoint now."""
     params = {"step": step, "wait": wait}
+    if wait:
+        _say_why_it_waits(where)
     answer = ask(where, "sync", params, purpose="upload a checkpoint", timeout=None if wait else 30.0)
     say(answer, as_json=as_json)
+
+
+def _say_why_it_waits(where: Where) -> None:
+    """On standard error: nothing is published while this pod's claim settles."""
+    from podwatch.reporting.rows import settling
+
+    document = ask(where, "status", purpose="upload a checkpoint")
+    if why := settling((document.get("sync") or {}).get("settles_in_seconds")):
+        click.echo(f"{why[0].upper()}{why[1:]}.", err=True)

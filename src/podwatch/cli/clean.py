@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, ask, clean, common, find_daemon, json_option, print_json, say
-from podwatch.domain.errors import ExitCode, UsageError
+from podwatch.cli.common import Where, ask, clean, common, confirm, find_daemon, json_option, print_json, say
+from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
@@ -43,22 +43,12 @@ def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) ->
         print_json(plan) if as_json else click.echo("\n".join(_describe(plan)))
         raise click.exceptions.Exit(int(ExitCode.TRY_AGAIN if plan["running"] else ExitCode.OK))
     if not plan["running"] and not yes:  # else the refusal comes from where it is decided
-        _confirm(_describe(plan), "Move all of this to quarantine?")
+        confirm("Move all of this to quarantine?", _describe(plan))
     if find_daemon(where) is not None:
         answer = ask(where, "clean", purpose="move the old run to quarantine", timeout=600.0)
     else:
         answer = asyncio.run(_alone(where))
     say(answer, as_json=as_json)
-
-
-def _confirm(lines: list[str], question: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "this command asks for confirmation, but there is no terminal", fix="look with --dry-run, then add --yes"
-        )
-    click.echo("\n".join(lines), err=True)
-    if not click.confirm(question, err=True):
-        raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
 def _plan(settings: "Settings") -> dict[str, Any]:

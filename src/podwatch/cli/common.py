@@ -1,20 +1,20 @@
-"""Shared by the commands: common options, calls to the daemon, output. Imports only click and ``podwatch.client``."""
+"""Shared by the commands: common options, calls to the daemon, output. Imports nothing heavier than click."""
 
 import contextlib
 import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
-from podwatch.client.ask_daemon import NotRunning, call
-from podwatch.client.find_daemon import Found, locate
-from podwatch.client.times_and_sizes import from_rfc3339
+from podwatch.cli.ask_daemon import NotRunning, call
+from podwatch.cli.find_daemon import Found, locate
 from podwatch.domain.errors import ExitCode
+from podwatch.domain.times import from_rfc3339
 
 R = TypeVar("R")
 
@@ -69,6 +69,55 @@ def _unknown() -> Iterator[None]:
         raise
 
 
+OTHER_WORDS = {
+    "backup": "sync",
+    "doctor": "check",
+    "evaluate": "eval",
+    "init": "config init",
+    "kill": "stop-training",
+    "list": "checkpoints",
+    "ls": "checkpoints",
+    "resume": "start --step N",
+    "snapshots": "checkpoints",
+    "stop": "stop-training",
+    "upload": "sync",
+    "validate": "config validate",
+    "version": "--version",
+    "wait": "stop-training --wait",
+}
+"""What people type who know other tools -> the command for it."""
+
+
+class SuggestingGroup(click.Group):
+    """A group that names the command that a wrong word probably means, also one of a group below it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            path = ctx.command_path
+            likely = " or ".join(f"`{path} {name}`" for name in self._likely(ctx, args[0].lower()))
+            hint = f"Did you mean {likely}?" if likely else f"`{path} --help` lists the commands."
+            raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx) from error
+
+    def _likely(self, ctx: click.Context, word: str) -> list[str]:
+        """The commands that are probably meant, with the groups above them; empty if none resembles ``word``."""
+        import difflib
+
+        if ctx.parent is None and word in OTHER_WORDS:
+            return [OTHER_WORDS[word]]
+        names = self.list_commands(ctx)
+        near = difflib.get_close_matches(word, names, n=1)
+        if near:
+            return near
+        groups = ((name, self.get_command(ctx, name)) for name in names)
+        below = {name: group.list_commands(ctx) for name, group in groups if isinstance(group, click.Group)}
+        near = difflib.get_close_matches(word, {leaf for leaves in below.values() for leaf in leaves}, n=1)
+        return [f"{name} {leaf}" for name, leaves in below.items() for leaf in leaves if leaf in near]
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 
 
@@ -84,7 +133,7 @@ def need_daemon(where: Where, purpose: str) -> Found:
     if found is None:
         import os
 
-        from podwatch.client.find_daemon import holder, read_hints, searched
+        from podwatch.cli.find_daemon import holder, read_hints, searched
 
         hints = read_hints(where.config)
         places = ", ".join(str(place) for place in searched(os.environ, hints))
@@ -114,6 +163,45 @@ def ask(
 ) -> dict[str, Any]:
     """The daemon's answer to ``method``. ``purpose`` completes "cannot ..." in the error if no daemon runs."""
     return call(need_daemon(where, purpose).control_path, method, params, timeout=timeout)
+
+
+def ask_if_it_runs(
+    where: Where, method: str, params: Mapping[str, Any] | None = None, *, timeout: float | None = 30.0
+) -> dict[str, Any] | None:
+    """The daemon's answer to ``method``; None where none runs, so that the command reads what is on disk."""
+    found = find_daemon(where)
+    if found is None:
+        return None
+    try:
+        return call(found.control_path, method, params, timeout=timeout)
+    except NotRunning:
+        return None  # it has just stopped
+
+
+def confirm(question: str, lines: Sequence[str] = ()) -> None:
+    """Ask on the terminal, after these lines. Exit 1 where the answer is no; UsageError without a terminal."""
+    from podwatch.domain.errors import UsageError
+
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "this command asks for confirmation, but there is no terminal", fix="look with --dry-run, then add --yes"
+        )
+    if lines:
+        click.echo("\n".join(lines), err=True)
+    if not click.confirm(question, err=True):
+        raise click.exceptions.Exit(int(ExitCode.FAILED))
+
+
+def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """One line for each row, its cells below each other; those of the columns ``right`` end at the same place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def print_json(document: object) -> None:
@@ -156,7 +244,7 @@ def for_terminal(text: str, *, first: str = "", rest: str = "  ", err: bool = Fa
     the output is no terminal: programs read lines."""
     import os
 
-    from podwatch.client.terminal_text import wrap
+    from podwatch.reporting.terminal_text import wrap
 
     stream = sys.stderr if err else sys.stdout
     width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0

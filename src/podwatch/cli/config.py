@@ -9,18 +9,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from podwatch.cli.common import Where, clean, common, json_option
+from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option
 
 if TYPE_CHECKING:
     from podwatch.cli.detect_machine import Trainer
     from podwatch.config.loading import LoadedSettings
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def config() -> None:
     """Show, check or write the configuration."""
 
@@ -82,7 +82,7 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
 
     --pid without -o prints the configuration of that process and writes nothing: copy from it what has changed.
     """
-    from podwatch.cli.detect_machine import find_trainers
+    from podwatch.cli.detect_machine import find_trainers, propose
     from podwatch.config.loading import load_settings
     from podwatch.config.store_kinds import kind_of
 
@@ -93,7 +93,8 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
         return
     output, env_file = _files(output or Path("podwatch.toml"), force=force)
     trainer = _trainer(command, pid)
-    overrides, notes, no_gpu = _proposal(trainer)
+    proposal = propose(trainer)
+    overrides, notes = proposal.settings, proposal.notes | _NOT_BACKED_UP
     secrets, unwritable = _secrets(env_file, {} if trainer is None else trainer.secrets)
     overrides["trainer.env_file"] = str(env_file)
     notes["trainer.env_file"] = f"names inside: {', '.join(secrets)}" if secrets else "mode 0600, for keys and tokens"
@@ -121,8 +122,8 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
     else:
         for line in _about_resume(trainer.argv, trainer.removed):
             click.echo(line)
-    if no_gpu:
-        click.echo(no_gpu)
+    if proposal.no_gpu:
+        click.echo(proposal.no_gpu)
     kind = kind_of(settings.sync.store)
     if kind is not None and not set(kind.key) <= secrets.keys():
         click.echo(f"put the store's key into {env_file}: {' and '.join(kind.key)}")
@@ -149,11 +150,14 @@ def _text(output: Path, overrides: Mapping[str, object], notes: Mapping[str, str
 
 def _print(pid: int, *, full: bool) -> None:
     """The configuration of a running trainer on stdout; on stderr what is not in it."""
+    from podwatch.cli.detect_machine import propose
+
     trainer = _trainer((), pid)
     assert trainer is not None
-    overrides, notes, no_gpu = _proposal(trainer)
-    click.echo(_text(Path("podwatch.toml"), overrides, notes, full=full), nl=False)
-    more = [*_about_resume(trainer.argv, trainer.removed), *([no_gpu] if no_gpu else [])]
+    proposal = propose(trainer)
+    text = _text(Path("podwatch.toml"), proposal.settings, proposal.notes | _NOT_BACKED_UP, full=full)
+    click.echo(text, nl=False)
+    more = [*_about_resume(trainer.argv, trainer.removed), *([proposal.no_gpu] if proposal.no_gpu else [])]
     if trainer.secrets:
         names = ", ".join(sorted(trainer.secrets))
         more.append(f"not printed, because they look like secrets: {names}: put them into [trainer] env_file")
@@ -163,8 +167,8 @@ def _print(pid: int, *, full: bool) -> None:
 
 def _files(output: Path, *, force: bool) -> tuple[Path, Path]:
     """The configuration and the env file to write, absolute. UsageError where that would damage something."""
-    from podwatch.client.trusted_configuration import check_trusted
     from podwatch.config.command_directory import absolute
+    from podwatch.config.trusted_files import check_trusted
     from podwatch.domain.errors import UsageError
 
     output = absolute(output)
@@ -261,46 +265,7 @@ def _running(pid: int) -> "Trainer":
     return replace(found, argv=argv, removed=(*found.removed, *gone), env=env)
 
 
-def _proposal(trainer: "Trainer | None") -> tuple[dict[str, object], dict[str, str], str]:
-    """Settings and notes for this trainer and the GPUs here; and why no GPU is there, empty if there is one."""
-    from podwatch.cli import detect_machine
-    from podwatch.config.command_directory import current_directory
-
-    gpus, no_gpu = detect_machine.find_gpus()
-    if trainer is not None:
-        gpus, hidden = detect_machine.visible_gpus(gpus, trainer.env)
-        no_gpu = no_gpu or hidden
-    argv: tuple[str, ...] = trainer.argv if trainer else ()
-    cwd: Path = trainer.cwd if trainer else current_directory()
-    env: Mapping[str, str] = trainer.env if trainer else {}
-    output_dir, how = detect_machine.output_dir_of(argv, cwd)
-    inference, training, sure = detect_machine.gpu_split(gpus, detect_machine.trainer_config(argv, cwd))
-    overrides: dict[str, object] = {
-        "run_id": detect_machine.run_id_of(argv, cwd, env, output_dir),
-        "trainer.layout": trainer.layout if trainer else "auto",
-        "trainer.output_dir": str(output_dir),
-        "trainer.cwd": str(cwd),
-    }
-    notes = {"trainer.output_dir": how}
-    if trainer is not None and trainer.user:
-        overrides["trainer.user"] = trainer.user
-        notes["trainer.user"] = f"pid {trainer.pid} runs as this user"
-    if trainer:
-        overrides |= {"trainer.command": list(argv), "trainer.env": dict(env)}
-        if trainer.pid:
-            notes["trainer.command"] = f"copied from pid {trainer.pid}"
-        if trainer.layout == "prime-rl":
-            _own_directory(trainer, overrides, notes)
-    if gpus:
-        overrides |= {"gpu.inference": list(inference), "gpu.trainer": list(training)}
-        notes["gpu.inference"] = sure
-        notes["gpu.trainer"] = "; ".join(f"GPU {gpu.index}: {gpu.name}" for gpu in gpus)
-    else:
-        notes["gpu.inference"] = no_gpu
-    notes["sync.store"] = "without a store, checkpoints exist on this pod only"
-    return overrides, notes, no_gpu
-
-
+_NOT_BACKED_UP = {"sync.store": "without a store, checkpoints exist on this pod only"}
 _STILL_TO_SAY = {
     "trainer.command": '["uv", "run", "rl", "@", "config.toml"]',
     "gpu.inference": "[0]",
@@ -354,25 +319,6 @@ def _fits(value: str) -> bool:
     return is_text(value) and not {"\n", "\r"} & {*value}
 
 
-def _own_directory(trainer: Any, overrides: dict[str, object], notes: dict[str, str]) -> None:
-    """Use the run directory of prime-rl (since 2026-08) as output_dir, and add its name to the command: without a name
-    prime-rl generates a new directory at each start."""
-    from podwatch.cli import detect_machine
-    from podwatch.cli.detect_machine import run_of
-
-    own = run_of(trainer.pid, trainer.given, trainer.cwd, str(overrides["run_id"]))
-    if own is None:
-        return
-    overrides["trainer.output_dir"] = str(own.path)
-    notes["trainer.output_dir"] = own.how
-    words = trainer.argv if trainer.pid else (*trainer.argv, *own.added)
-    overrides["run_id"] = detect_machine.run_id_of(words, trainer.cwd, trainer.env, own.path)
-    if own.added:
-        overrides["trainer.command"] = [*trainer.argv, *own.added]
-        copied = f"copied from pid {trainer.pid}; " if trainer.pid else ""
-        notes["trainer.command"] = f"{copied}{' '.join(own.added)} added: else each start would use a new directory"
-
-
 def _load(where: Where) -> "LoadedSettings":
     from podwatch.config.loading import load_settings
 
@@ -380,19 +326,15 @@ def _load(where: Where) -> "LoadedSettings":
 
 
 def _look_around(loaded: "LoadedSettings") -> list[str]:
-    """Warnings about the machine: missing paths, readable secrets, and concerns of the layout."""
+    """Warnings about what a reader of the file cannot see: readable secrets, and concerns of the layout."""
     from podwatch.checkpoints.trainers import concerns
     from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
-    from podwatch.hooks.start_child import problem_of
 
     trainer = loaded.settings.trainer
     found: list[str] = []
     with contextlib.suppress(ConfigurationError, OSError, TimeoutError):  # `podwatch check` reports those
         found += [f"{concern.what}: {concern.fix}" for concern in in_time(lambda: concerns(loaded.settings))]
-    cwd = trainer.cwd or trainer.output_dir.parent
-    if trainer.command and not cwd.is_dir():
-        found.append(f"[trainer] cwd {cwd} does not exist")
     if trainer.env_file is not None:
         try:
             if trainer.env_file.stat().st_mode & 0o077:
@@ -401,13 +343,6 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
                 )
         except OSError as error:
             found.append(f"[trainer] env_file {trainer.env_file}: {error.strerror}")
-    for kind, children in (("hooks", loaded.settings.hooks), ("checks", loaded.settings.checks)):
-        for child in children:
-            what, fix = problem_of(child, loaded.settings, os.environ)
-            found += [f"[[{kind}]] {child.name}: {what}: {fix}"] if what else []
-    if (evaluation := loaded.settings.evaluation).command:
-        what, fix = problem_of(evaluation.as_check(), loaded.settings, os.environ)
-        found += [f"[evaluation]: {what}: {fix}"] if what else []
     return found
 
 

@@ -1,10 +1,10 @@
 """``podwatch controller``: replaces a dead pod, from a laptop, a small server or a scheduled job. Needs no daemon."""
 
 import os
-import shlex
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +13,13 @@ import click
 
 from podwatch.cli.common import Where, clean, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.domain.errors import ConfigurationError, ExitCode, IntegrityError, PodwatchError, UsageError
+from podwatch.domain.errors import UsageError
 
 if TYPE_CHECKING:
-    from podwatch.config.settings import Settings
-    from podwatch.controller.loop import Look
-    from podwatch.controller.providers import ProviderCommand
+    from podwatch.controller.configuration import ControllerConfiguration
+    from podwatch.controller.decide import Decision
+    from podwatch.controller.provider import ProviderCommand
 
-EVERY_SECONDS = 30.0
 SETTLED_SECONDS = 5.0
 """A command's own time limit is shorter than ours, so that it can still say what it did."""
 
@@ -48,50 +47,55 @@ class _Stop:
 @click.option("--once", "mode", flag_value="once", help="One decision and what follows from it, then exit.")
 @click.option("--loop", "mode", flag_value="loop", help="Look every half minute until the run has ended.")
 @click.option("--dry-run", "mode", flag_value="dry-run", help="Show the decision; change and write nothing.")
-@click.option(
-    "--provider",
-    "given",
-    metavar="NAME=COMMAND",
-    multiple=True,
-    help="A provider command, instead of [controller.providers].",
-)
-@click.option("--env-file", metavar="FILE", help="NAME=value lines for the commands of --provider; mode 0600.")
 @json_option
-def command(
-    where: Where, place: tuple[str, ...], mode: str | None, given: tuple[str, ...], env_file: str | None, as_json: bool
-) -> None:
+def command(where: Where, place: tuple[str, ...], mode: str | None, as_json: bool) -> None:
     """Judge a run by its heartbeat in the store and the lists of its providers, and replace its pod if that is dead:
-    docs/controller.md. Caps and pause are in controller.json in the store; the provider commands come from
-    [controller.providers] or --provider, never from the store. With STORE (b2://, s3://, file://) no configuration file
-    is needed, as for `podwatch runs check`.
+    docs/controller.md. Caps, provider commands, the store and the run are in a file of the controller's own, which -c
+    names: ./controller.toml or /etc/podwatch/controller.toml by default.
 
     Exit of --once and --dry-run: 0 nothing is wrong, or something was done; 1 an operator must decide (a cap, boot
     failures, no heartbeat); 65 the run must not run again; 69 store or provider did not answer: nothing was created;
-    75 a request is not decided yet: run it again; 78 controller.json or a provider command is wrong."""
-    from podwatch.cli.runs_check import opened
+    75 another controller has the run, or it is not decided yet: run it again; 78 controller.toml, its records or a
+    provider command is wrong."""
+    from podwatch.config.test_times import seconds
+    from podwatch.config.trusted_files import read_trusted
+    from podwatch.controller.configuration import find_configuration, parse_configuration
     from podwatch.controller.loop import Controller, loop, once
-    from podwatch.controller.run_store import RunStore
-    from podwatch.domain.manifest import Keys
+    from podwatch.controller.machines import store_tag
+    from podwatch.controller.records import RecordFile
+    from podwatch.controller.run_view import RunView
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.objects.access import access_from
+    from podwatch.store.objects.open import open_objects, parse_url
     from podwatch.system.clock import SystemClock
 
     if mode is None:
         raise UsageError("say what to do", fix="add --once, --loop or --dry-run")
     url, run_id = _place(place)
-    settings, commands = _commands(where, url, given, env_file)
-    report = _reporter(as_json)
-    with opened(where, url) as (store, prefix, own):
-        run_id = checked_run_id(run_id or own)
-        keys, clock = Keys(run_id, prefix), SystemClock()
-        controller = Controller(
-            RunStore(store, keys, clock), run_id, commands, clock, act=mode != "dry-run", creates=False
-        )
-        if mode == "loop":
-            stop = _Stop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, stop)
-            every = settings.controller.every if settings is not None else EVERY_SECONDS
-            raise click.exceptions.Exit(int(loop(controller, every, stop.sleep, report)))
-        raise click.exceptions.Exit(int(once(controller, time.sleep, report)))
+    file_of_caps = find_configuration(where.config)
+    text = read_trusted(file_of_caps, "the controller's configuration")
+    caps = parse_configuration(text, file_of_caps, url, run_id or where.run)
+    checked_run_id(caps.run_id)
+    access = access_from(caps.store, os.environ)
+    tag = store_tag(f"{caps.store} {getattr(access, 'endpoint', '')}")
+    clock, keys = SystemClock(), RunKeys(caps.run_id, parse_url(caps.store).prefix)
+    store = open_objects(caps.store, access, connections=1)
+    file, act = RecordFile(caps.records_path, caps.run_id, tag), mode != "dry-run"
+    try:
+        with file if act else nullcontext():
+            records = file.load()
+            view = RunView(store, keys, clock, records.controller, seconds("controller.claim_wait"))
+            controller = Controller(caps, view, file, records, _commands(caps), clock, act=act)
+            if mode == "loop":
+                stop = _Stop()
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    signal.signal(number, stop)
+                code = loop(controller, stop.sleep, _reporter(as_json))
+            else:
+                code = once(controller, time.sleep, _reporter(as_json))
+    finally:
+        store.close()
+    raise click.exceptions.Exit(int(code))
 
 
 def _place(place: tuple[str, ...]) -> tuple[str, str]:
@@ -103,35 +107,13 @@ def _place(place: tuple[str, ...]) -> tuple[str, str]:
     return url, rest[0] if rest else ""
 
 
-def _commands(
-    where: Where, url: str, given: tuple[str, ...], env_file: str | None
-) -> "tuple[Settings | None, dict[str, ProviderCommand]]":
-    from podwatch.cli.offline import load
-    from podwatch.controller.providers import ProviderCommand
+def _commands(caps: "ControllerConfiguration") -> "dict[str, ProviderCommand]":
+    from podwatch.controller.provider import ProviderCommand
 
-    settings = None if url else load(where)
-    found: dict[str, ProviderCommand] = {}
-    for name, one in (settings.controller.providers if settings is not None else {}).items():
-        found[name] = ProviderCommand(name, one.command, one.timeout, _environment(one.env_file, one.timeout))
-    for text in given:
-        name, argv = _given(text)
-        seconds = ProviderCommand("", ()).timeout
-        found[name] = ProviderCommand(name, argv, seconds, _environment(Path(env_file) if env_file else None, seconds))
-    return settings, found
-
-
-def _given(text: str) -> tuple[str, tuple[str, ...]]:
-    from podwatch.domain.replacement import PROVIDER_NAME
-
-    name, _, line = text.partition("=")
-    try:
-        argv = tuple(shlex.split(line))
-    except ValueError:
-        argv = ()
-    if not PROVIDER_NAME.fullmatch(name) or not argv:
-        fix = 'write for example --provider vast="python3 vast.py"'
-        raise ConfigurationError("not a provider command", where=f"--provider {name}", fix=fix)
-    return name, argv
+    return {
+        name: ProviderCommand(name, one.command, one.timeout, _environment(one.env_file, one.timeout))
+        for name, one in caps.providers.items()
+    }
 
 
 def _environment(env_file: Path | None, seconds: float) -> Mapping[str, str]:
@@ -151,19 +133,12 @@ class _Reporter:
     as_json: bool
     last: str = ""
 
-    def __call__(self, found: "Look | PodwatchError") -> None:
-        if isinstance(found, PodwatchError):
-            document = {"schema_version": 1, "action": "wait", "reason": str(found), "result": None}
-            code, text = int(found.exit_code), f"WAIT: the store does not answer: {clean(found)}"
-            if isinstance(found, IntegrityError):  # waiting does not help
-                text = f"ALERT: nothing is created or destroyed: {clean(found)}"
-        else:
-            document = {"schema_version": 1, **found.decision.to_dict(), "result": found.result or None}
-            code, text = int(found.code or ExitCode.OK), f"{found.decision.action.upper()}: {found.decision.reason}"
-            text += f" {found.result[:1].upper()}{found.result[1:]}." if found.result else ""
+    def __call__(self, decision: "Decision") -> None:
         if self.as_json:
-            print_json({**document, "exit_code": code})
+            print_json({"schema_version": 1, **decision.to_dict(), "exit_code": int(decision.code)})
             return
+        text = f"{decision.action.upper()}: {decision.reason}"
+        text += f" {decision.result[:1].upper()}{decision.result[1:]}." if decision.result else ""
         kind = "".join(c for c in text if not c.isdigit())
         if kind != self.last:  # --loop says the same thing once
             click.echo(clean(text))

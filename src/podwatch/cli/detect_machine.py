@@ -1,10 +1,14 @@
-"""Inspect this machine for ``podwatch config init``: GPUs, a running trainer, its output directory."""
+"""What a command finds out about this machine: its GPUs, a running trainer, and the settings that follow from both.
+
+The one detection for ``config init``, ``install``, ``check``, ``run --job`` and ``clean --gpu``.
+"""
 
 import os
 import pwd
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +23,7 @@ from podwatch.cli.split_environment import split_environment
 from podwatch.config.command_directory import current_directory
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.safe_names import valid_run_id
+from podwatch.domain.snapshot import GpuSample
 
 if TYPE_CHECKING:
     import psutil
@@ -29,15 +34,6 @@ _OUTPUT = ("output_dir", "save_dir", "dump_folder", "save")
 """Settings that name the output directory in trainers that podwatch does not know."""
 _NOWHERE = Path("/nonexistent")
 """An output_dir that does not exist, so that a layout is recognised by the command alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    index: int
-    name: str
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +53,32 @@ class Trainer:
     user: str = ""
 
 
-def find_gpus() -> tuple[tuple[Gpu, ...], str]:
+DRIVER_SECONDS = 20.0
+"""For NVML, whose calls can hang."""
+
+
+def read_gpus(seconds: float = DRIVER_SECONDS) -> tuple[GpuSample, ...]:
+    """Every GPU that NVML lists. ReaderUnavailable with the reason; TimeoutError if a call hangs for ``seconds`` (half
+    of that while the library loads)."""
+    from podwatch.cli.check.report import in_time
+    from podwatch.sensors.gpu import look_once
+
+    return in_time(lambda: look_once(seconds / 2), seconds=seconds)
+
+
+def find_gpus() -> tuple[tuple[GpuSample, ...], str]:
     """The GPUs, and the reason if there are none."""
-    from podwatch.cli.check.report import DEADLINE_SECONDS, in_time
     from podwatch.sensors.gpu import ReaderUnavailable
-    from podwatch.sensors.nvml import look_once
 
     try:
-        samples = in_time(lambda: look_once(DEADLINE_SECONDS / 2))
+        return read_gpus(), ""
     except ReaderUnavailable as error:
         return (), f"no GPU found: {error}"
     except TimeoutError as error:
         return (), f"podwatch cannot read the GPUs: the driver hangs ({error})"
-    return tuple(Gpu(g.index, g.name, g.memory_used_bytes, g.memory_total_bytes, g.uuid) for g in samples), ""
 
 
-def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
+def visible_gpus(gpus: Sequence[GpuSample], env: Mapping[str, str]) -> tuple[tuple[GpuSample, ...], str]:
     """The GPUs in the trainer's CUDA_VISIBLE_DEVICES, in its order, and a remark if podwatch cannot map its value to a
     GPU. CUDA's rules: indices or prefixes of UUIDs; entries after the first unknown one are not visible."""
     value = env.get("CUDA_VISIBLE_DEVICES")
@@ -80,7 +86,7 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu
         return tuple(gpus), ""
     if "MIG-" in value:
         return tuple(gpus), "CUDA_VISIBLE_DEVICES names MIG instances: correct [gpu] in the file"
-    found: list[Gpu] = []
+    found: list[GpuSample] = []
     for word in (word.strip() for word in value.split(",")):
         named = [
             gpu
@@ -90,7 +96,7 @@ def visible_gpus(gpus: Sequence[Gpu], env: Mapping[str, str]) -> tuple[tuple[Gpu
         if len(named) != 1 or named[0] in found:
             break
         found += named
-    return tuple(found), "" if found or not gpus else f"CUDA_VISIBLE_DEVICES={value} leaves training no GPU"
+    return tuple(found), "" if found or not gpus else f"CUDA_VISIBLE_DEVICES={value} selects no GPU of this machine"
 
 
 def layout_of(argv: Sequence[str]) -> str:
@@ -249,7 +255,7 @@ def run_id_of(argv: Sequence[str], cwd: Path, env: Mapping[str, str], output_dir
 _RUN_NAMES = ("run.name", "wandb.name", "run_name")
 
 
-def gpu_split(gpus: Sequence[Gpu], config: Mapping[str, object]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+def gpu_split(gpus: Sequence[GpuSample], config: Mapping[str, object]) -> tuple[tuple[int, ...], tuple[int, ...], str]:
     """Inference and trainer GPUs, and how they were found (prime-rl's "inference first" default)."""
     indices = tuple(gpu.index for gpu in gpus)
     inference, trainer = config.get("inference_gpu_ids"), config.get("trainer_gpu_ids")
@@ -342,24 +348,63 @@ def _written_below(pid: int, base: Path) -> str:
         return ""
     seen: Counter[str] = Counter()
     for process in processes:
-        for target in _open_files(process.pid):
-            if target.startswith(root):
-                first, _, rest = target[len(root) :].partition("/")
-                if rest and first not in _OLD_TREE:
+        with suppress(psutil.Error):
+            for file in process.open_files():
+                first, _, rest = file.path.removeprefix(root).partition("/")
+                if file.path.startswith(root) and rest and first not in _OLD_TREE:
                     seen[first] += 1
     return seen.most_common(1)[0][0] if seen else ""
 
 
-def _open_files(pid: int) -> list[str]:
-    found = []
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            names = [entry.path for entry in entries]
-    except OSError:
-        return []
-    for name in names:
-        try:
-            found.append(os.readlink(name))  # noqa: PTH115
-        except OSError:
-            continue
-    return found
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What this machine and a trainer say about the settings. ``settings``: by dotted key; ``notes``: where the value
+    comes from; ``no_gpu``: why there is no GPU; ``added``: words that the trainer's command needs."""
+
+    settings: dict[str, object]
+    notes: dict[str, str]
+    no_gpu: str = ""
+    added: tuple[str, ...] = ()
+
+
+def propose(trainer: Trainer | None, *, with_gpus: bool = True) -> Proposal:
+    """The settings for this trainer, and, ``with_gpus``, for the GPUs here. Reads the trainer's configuration."""
+    argv: tuple[str, ...] = trainer.argv if trainer else ()
+    cwd: Path = trainer.cwd if trainer else current_directory()
+    env: Mapping[str, str] = trainer.env if trainer else {}
+    output_dir, how = output_dir_of(argv, cwd)
+    run_id = run_id_of(argv, cwd, env, output_dir)
+    added: tuple[str, ...] = ()
+    own = run_of(trainer.pid, trainer.given, cwd, run_id) if trainer and trainer.layout == "prime-rl" else None
+    if own is not None:
+        output_dir, how, added = own.path, own.how, own.added
+        run_id = run_id_of(argv if trainer and trainer.pid else (*argv, *added), cwd, env, output_dir)
+    found: dict[str, object] = {
+        "run_id": run_id,
+        "trainer.layout": trainer.layout if trainer else "auto",
+        "trainer.output_dir": str(output_dir),
+        "trainer.cwd": str(cwd),
+    }
+    notes = {"trainer.output_dir": how}
+    if trainer is not None:
+        copied = f"copied from pid {trainer.pid}" if trainer.pid else ""
+        named = f"{' '.join(added)} added: else each start would use a new directory" if added else ""
+        found |= {"trainer.command": [*argv, *added], "trainer.env": dict(env)}
+        notes["trainer.command"] = "; ".join(note for note in (copied, named) if note)
+    if trainer is not None and trainer.user:
+        found["trainer.user"] = trainer.user
+        notes["trainer.user"] = f"pid {trainer.pid} runs as this user"
+    no_gpu = ""
+    if with_gpus:
+        gpus, no_gpu = find_gpus()
+        gpus, hidden = visible_gpus(gpus, env)
+        no_gpu = no_gpu or hidden
+        inference, training, sure = gpu_split(gpus, trainer_config(argv, cwd))
+        if inference or training:
+            found |= {"gpu.inference": list(inference), "gpu.trainer": list(training)}
+            notes["gpu.trainer"] = "; ".join(f"GPU {gpu.index}: {gpu.name}" for gpu in gpus)
+        notes["gpu.inference"] = sure if inference or training else no_gpu
+    return Proposal(found, {key: note for key, note in notes.items() if note}, no_gpu, added)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from podwatch.cli.common import Where, clean, common, find_daemon, for_terminal, json_option, moment, print_json
-from podwatch.client.ask_daemon import NotRunning, ask_status, call
-from podwatch.client.times_and_sizes import amount, from_rfc3339, local, span
+from podwatch.cli.ask_daemon import ask_status
+from podwatch.cli.common import Where, ask_if_it_runs, clean, common, for_terminal, json_option, moment, print_json
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
 from podwatch.domain.secrets import scrub
+from podwatch.domain.times import amount, from_rfc3339, local, span
 
 if TYPE_CHECKING:
     from podwatch.journal import Journal
@@ -54,13 +54,9 @@ def events(where: Where, follow: bool, since: str, limit: int, as_json: bool) ->
 
 def fetch_events(where: Where, *, after_id: int = 0, since_wall: float = 0.0, limit: int) -> list[dict[str, Any]]:
     """Event documents, oldest first. Without a daemon they come from the journal on disk."""
-    found = find_daemon(where)
-    if found is not None:
-        params = {"after_id": after_id, "since_wall": since_wall, "limit": limit}
-        try:
-            return list(call(found.control_path, "events", params)["events"])
-        except NotRunning:
-            pass  # it has just stopped
+    answer = ask_if_it_runs(where, "events", {"after_id": after_id, "since_wall": since_wall, "limit": limit})
+    if answer is not None:
+        return list(answer["events"])
     from podwatch.cli.offline import read_journal
     from podwatch.reporting.json_documents import event_document
 
@@ -107,12 +103,9 @@ NONE = "no incidents: podwatch has handled no failure of this run; `podwatch sta
 
 def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
     """Incident documents, newest first, from the daemon, else from the journal on disk."""
-    daemon = find_daemon(where)
-    if daemon is not None:
-        try:
-            return list(call(daemon.control_path, "incidents", {"id": incident_id})["incidents"])
-        except NotRunning:
-            pass  # it has just stopped
+    answer = ask_if_it_runs(where, "incidents", {"id": incident_id})
+    if answer is not None:
+        return list(answer["incidents"])
     from podwatch.cli.offline import read_journal
     from podwatch.reporting.json_documents import incident_document
 

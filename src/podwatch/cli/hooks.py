@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, json_option, print_json
+from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option, print_json
 
 if TYPE_CHECKING:
     from podwatch.config.settings import HookSettings, Settings
 
 
-@click.group("hooks", short_help="Commands that run after an event: run one now.")
+@click.group("hooks", cls=SuggestingGroup, short_help="Commands that run after an event: run one now.")
 def command() -> None:
     """The commands of [[hooks]], which podwatch runs after an event such as a complete checkpoint."""
 

@@ -23,8 +23,6 @@ from podwatch.cli.systemd_service import (
     active,
     ends_training,
     guard_elsewhere,
-    init_name,
-    instead_of_a_service,
     origin,
     require_systemd,
     running_version,
@@ -34,7 +32,7 @@ from podwatch.cli.systemd_service import (
     systemctl,
     systemd_version,
 )
-from podwatch.domain.errors import Busy, ConfigurationError, HostError, PermissionDenied, UsageError
+from podwatch.domain.errors import Busy, ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
@@ -71,32 +69,12 @@ def command(where: Where, dry_run: bool, no_start: bool, force: bool) -> None:
 
 
 def _require_service(where: Where) -> None:
-    """Raises HostError where no service can be installed, after showing what to do instead."""
+    """Raises HostError where no service can be installed."""
     from podwatch.config.command_directory import absolute
 
     command = [*executable(), *(["-c", str(absolute(Path(where.config)))] if where.config else [])]
     command += ["--run", where.run] if where.run else []
-    try:
-        require_systemd([*command, "install"])
-    except PermissionDenied:
-        raise
-    except HostError:
-        click.echo("\n".join(instead_of_a_service(os.environ, executable(), _config_here(where), init_name())))
-        if init_name() == "podwatch":
-            raise click.exceptions.Exit(0) from None
-        raise
-
-
-def _config_here(where: Where) -> str:
-    """The configuration that a `podwatch run` typed here would use; empty without one."""
-    from podwatch.config.loading import find_file
-
-    with contextlib.suppress(ConfigurationError):
-        found = find_file(
-            Path(where.config) if where.config else None, environ=_named_config(os.environ), run=where.run
-        )
-        return "" if found is None else str(found)
-    return ""
+    require_systemd([*command, "install"])
 
 
 def _load(where: Where, service: Service, *, dry_run: bool) -> tuple["Settings", Path]:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,20 +76,44 @@ def plan_key(settings: "Settings", service: Service, environ: Mapping[str, str])
     """The key that the service will find, or that ``environ`` (this shell's) has. ConfigurationError, PermissionDenied
     for a file that cannot be used."""
     from podwatch.config.store_kinds import kind_of
-    from podwatch.stores.credentials import credentials_from_environment
 
     kind = kind_of(settings.sync.store)
     if kind is None or not kind.key:
         return Key()
     there = variables_of(service.key_file)
-    if credentials_from_environment(there, settings.trainer.env_file, url=settings.sync.store) is not None:
+    if _is_written(settings, there):
         return Key()
     here = {name: environ[name] for name in (*kind.key, *kind.more) if environ.get(name)}
     if not set(kind.key) <= here.keys():
         here = {}
+    if not here and _is_found_by_aws(settings, there):
+        return Key()
     if there or (not here and service.key_file.exists()):
         return Key(missing=True)
     return Key(_key_lines(here), tuple(here), missing=not here)
+
+
+def _is_written(settings: "Settings", variables: Mapping[str, str]) -> bool:
+    """Whether the key is in ``variables`` or in the trainer's environment file, or a profile is named. Raises as
+    ``access_for``."""
+    from podwatch.store.objects.access import access_for
+
+    access = access_for(settings, variables)
+    if access is None:
+        return False
+    return bool(asdict(access).get("access_key", "key") or asdict(access).get("profile"))
+
+
+def _is_found_by_aws(settings: "Settings", variables: Mapping[str, str]) -> bool:
+    """Whether an S3 store's credentials are where AWS's tools look: its files, SSO, the container, the machine. Can ask
+    the network for a few seconds."""
+    if not settings.sync.store.startswith("s3:"):
+        return False
+    from podwatch.store.objects.access import access_for
+    from podwatch.store.objects.s3 import S3Access, finds_credentials
+
+    access = access_for(settings, variables)
+    return isinstance(access, S3Access) and finds_credentials(access)
 
 
 def variables_of(file: Path) -> dict[str, str]:
@@ -112,7 +136,7 @@ def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, 
     EXDEV. For a directory directly below /, only the directory itself and podwatch's directory beside it, because /
     would undo ProtectSystem. systemd fails the start for an entry that does not exist (status 226).
     """
-    from podwatch.stores.open_store import parse_store_url
+    from podwatch.store.objects.open import parse_url
 
     wanted: list[Path] = []
     make: list[Path] = []
@@ -126,7 +150,7 @@ def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, 
                 _must_be_there(path.parent, "the directory that holds the trainer's output")
                 wanted.append(path.parent)
     own = [settings.state_dir] if settings.state_dir != Path("/var/lib/podwatch") else []  # StateDirectory= creates it
-    store = parse_store_url(settings.sync.store).path if settings.sync.store else None
+    store = parse_url(settings.sync.store).path if settings.sync.store else None
     if store is not None:
         own.append(store)
     for path in own:

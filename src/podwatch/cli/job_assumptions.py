@@ -4,7 +4,7 @@
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -83,7 +83,7 @@ class Assumed:
 def assume(where: Where, given: Given, environ: Mapping[str, str] = os.environ) -> Assumed:
     """The overrides of ``given``, and with a command after ``--`` also what it leaves open. Reads the trainer's
     configuration and looks at the GPUs once. Raises ConfigurationError or UsageError."""
-    from podwatch.config.command_directory import current_directory
+    from podwatch.cli import detect_machine
     from podwatch.config.loading import given_keys
 
     overrides = given.overrides()
@@ -91,52 +91,28 @@ def assume(where: Where, given: Given, environ: Mapping[str, str] = os.environ) 
         return Assumed(overrides)
     path = Path(where.config) if where.config else None
     known = given_keys(path, environ=environ, overrides=overrides, run=where.run)
-    made: dict[str, object] = {}
-    lines: list[str] = []
-    for key, value, why in _open(given.command, current_directory(), known, environ):
-        if key not in known and key not in made:
-            made[key] = value
-            lines.append(f"assumed {key} = {_shown(value)} ({why})")
-    words = made.pop("run.name", None)
-    if words is not None:
-        overrides["trainer.command"] = [*given.command, "--run.name", words]
+    trainer = detect_machine.planned_trainer(given.command, environ)
+    proposal = detect_machine.propose(trainer, with_gpus=not {"gpu.inference", "gpu.trainer"} & known)
+    notes = _NOTES | {"gpu.trainer": proposal.notes.get("gpu.inference", "")} | proposal.notes
+    found = [(key, proposal.settings[key], notes[key]) for key in _DETECTED if key in proposal.settings]
+    if "state_dir" not in known:
+        found.append(_state_dir(environ))
+    made = {key: value for key, value, _ in found if key not in known}
+    lines = [f"assumed {key} = {_shown(value)} ({why})" for key, value, why in found if key not in known]
+    if proposal.no_gpu:
+        lines.append(f"assumed no GPU ({proposal.no_gpu})")
+    if proposal.added:
+        overrides["trainer.command"] = [*given.command, *proposal.added]
+        words = " ".join(proposal.added)
+        lines.append(f"assumed {_shown(words)} at the end of the command (else each start has a new directory)")
     return Assumed({**made, **overrides}, tuple(lines))
 
 
-def _open(
-    command: Sequence[str], cwd: Path, known: frozenset[str], environ: Mapping[str, str]
-) -> list[tuple[str, object, str]]:
-    """(key, value, reason) of each setting that can be detected."""
-    from podwatch.checkpoints.command import Command
-    from podwatch.checkpoints.trainers.prime_rl_run import hints, run_directory
-    from podwatch.cli import detect_machine
-
-    found: list[tuple[str, object, str]] = []
-    output_dir, how = detect_machine.output_dir_of(command, cwd)
-    run_id = detect_machine.run_id_of(command, cwd, environ, output_dir)
-    if detect_machine.layout_of(command) == "prime-rl" and hints(Command(command, cwd), "").new_flags:
-        says = run_directory(Command(command, cwd))
-        if says.path is not None:
-            output_dir, how = says.path, "prime-rl's run directory, from run.name in the command or its configuration"
-        else:  # prime-rl would make a new directory at each start
-            output_dir, how = says.base / run_id, "prime-rl's run directory, by the name of the run"
-            found.append(
-                ("run.name", run_id, "added to the command as --run.name: else each start has a new directory")
-            )
-    found += [
-        ("run_id", run_id, "from the command, W&B's settings or the directories"),
-        ("trainer.output_dir", str(output_dir), how),
-        ("trainer.cwd", str(cwd), "the current directory"),
-    ]
-    if not {"gpu.inference", "gpu.trainer"} & known:
-        gpus, problem = detect_machine.find_gpus()
-        gpus, hidden = detect_machine.visible_gpus(gpus, environ)
-        inference, training, sure = detect_machine.gpu_split(gpus, detect_machine.trainer_config(command, cwd))
-        why = problem or hidden or sure
-        found += [("gpu.inference", list(inference), why), ("gpu.trainer", list(training), why)]
-    if "state_dir" not in known:
-        found.append(_state_dir(environ))
-    return found
+_DETECTED = ("run_id", "trainer.output_dir", "trainer.cwd", "gpu.inference", "gpu.trainer")
+_NOTES = {
+    "run_id": "from the command, W&B's settings or the directories",
+    "trainer.cwd": "the current directory",
+}
 
 
 def _state_dir(environ: Mapping[str, str]) -> tuple[str, object, str]:

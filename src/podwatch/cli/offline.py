@@ -1,7 +1,7 @@
 """A run without its daemon: settings, journal, checkpoints on disk, and the runs in the store."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from podwatch.checkpoints.records import RecordFiles
     from podwatch.config.settings import Settings
     from podwatch.domain.run_state import RunState
-    from podwatch.domain.stored_checkpoint import PublishedSave
     from podwatch.journal.journal import Journal
     from podwatch.recovery.run_file import RunFile
-    from podwatch.stores.base import ObjectStore
-    from podwatch.stores.credentials import Credentials
+    from podwatch.store.objects.access import Access
+    from podwatch.store.restore.restore import StoreOfRun
     from podwatch.system.own_directories import Workspace
 
 
@@ -61,17 +60,6 @@ def _journal_if_any(settings: "Settings") -> "Journal | None":
         return Journal.open(path, read_only=True)
     except HostError:
         return None
-
-
-def noted(settings: "Settings") -> "list[PublishedSave] | None":
-    """The published checkpoints in the journal. None without a readable journal."""
-    journal = _journal_if_any(settings)
-    if journal is None:
-        return None
-    try:
-        return journal.published()
-    finally:
-        journal.close()
 
 
 def run_file(settings: "Settings", run_id: str = "") -> "RunFile":
@@ -147,19 +135,18 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
         else held_back_findings.recalled_spans(journal.learned(held_back_findings.TWO_WRITERS_KEY))
     )
     if journal is not None:
-        fetched = frozenset((p.step, p.save_id) for p in journal.published() if p.restored)
         known = StepEvidence.kept(journal.learned(held_back_findings.IMPLAUSIBLE_KEY)) or StepEvidence()
         target = settings.trainer.max_steps
         with suppress(PodwatchError, OSError):
             target = target or layout.target_step(settings.trainer.command)
-        held.explain(replace(known, target=target, believed=known.believed | fetched))
+        held.explain(replace(known, target=target))
     try:
         run = recorded(settings)
     except PodwatchError as error:
         problems.append(f"podwatch cannot mark checkpoints of an earlier lineage: {error}")
         return held
     if run is not None:
-        held.leave(run.earlier)
+        held.follow(run)
     return held
 
 
@@ -170,23 +157,15 @@ def require_store(settings: "Settings") -> str:
     return settings.sync.store
 
 
-def open_configured_store(settings: "Settings") -> "ObjectStore":
-    """The configured store, with the credentials that the daemon would use. ConfigurationError."""
-    from podwatch.stores.open_store import open_store
-
-    url = require_store(settings)
-    return open_store(url, credentials(settings), writer_id="by-hand", connections=settings.sync.connections)
-
-
-def credentials(settings: "Settings") -> "Credentials | None":
+def store_access(settings: "Settings") -> "Access":
     """The store's key, from the same sources as the daemon's, the key file of the run's service included.
     ConfigurationError, PermissionDenied."""
-    from podwatch.stores.credentials import credentials_for
+    from podwatch.store.objects.access import access_for
 
-    return credentials_for(settings, environ={**_service_environment(settings.run_id), **os.environ})
+    return access_for(settings, {**service_environment(settings.run_id), **os.environ})
 
 
-def _service_environment(run_id: str) -> dict[str, str]:
+def service_environment(run_id: str) -> dict[str, str]:
     """What systemd gives the service of this run from its key file; nothing where none is installed."""
     from podwatch.cli.install_plan import variables_of
     from podwatch.cli.systemd_service import Service
@@ -197,53 +176,35 @@ def _service_environment(run_id: str) -> dict[str, str]:
     return {}
 
 
+def store_of_run(settings: "Settings", run_id: str = "") -> "StoreOfRun":
+    """Where this run, or another one of the same prefix, is stored; its key is that of the daemon. ConfigurationError
+    if no store is configured."""
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.objects.open import parse_url
+    from podwatch.store.restore.restore import StoreOfRun
+
+    url = require_store(settings)
+    keys = RunKeys(run_id or settings.run_id, parse_url(url).prefix)
+    return StoreOfRun(url, keys, lambda: store_access(settings), settings.sync.connections)
+
+
 # -- runs in the store -----------------------------------------------------------------------------------------------
 
 
-class Here:
-    """This pod's state of a run: its pins, and its record of the checkpoints in the store."""
-
-    def __init__(self, journal: "Journal | None", pins: Iterable[int] = ()) -> None:
-        self._journal, self.pins = journal, frozenset(pins)
-
-    def forget(self, step: int, save_id: str) -> None:
-        if self._journal is not None:
-            self._journal.forget_save(step, save_id)
-
-
 @contextmanager
-def state_here(settings: "Settings", run: str) -> Iterator[Here]:
-    """The run's state on this pod, if any, under the run's lock. Busy if a podwatch guards the run here."""
+def pins_here(settings: "Settings", run: str) -> Iterator[frozenset[int]]:
+    """The steps that are pinned on this pod, under the run's lock. Busy if a podwatch guards the run here."""
     from podwatch.daemon.paths_and_run_lock import GUARD_LOCK
-    from podwatch.journal.journal import Journal
     from podwatch.system.files import FileLock
 
     state = settings.state_dir / run
     if not state.is_dir():
-        yield Here(None)
+        yield frozenset()
         return
     with FileLock(state / GUARD_LOCK) as lock:
         assert lock.held
-        journal = Journal.open(state / "journal.sqlite") if (state / "journal.sqlite").exists() else None
-        try:
-            state_of_run = recorded(settings, run)
-            yield Here(journal, () if state_of_run is None else state_of_run.pins)
-        finally:
-            if journal is not None:
-                journal.close()
-
-
-@contextmanager
-def store_and_prefix(settings: "Settings") -> "Iterator[tuple[ObjectStore, str]]":
-    """The configured store, and the prefix of all runs in it."""
-    from podwatch.stores.open_store import parse_store_url
-
-    prefix = parse_store_url(require_store(settings)).prefix
-    store = open_configured_store(settings)
-    try:
-        yield store, prefix
-    finally:
-        store.close()
+        state_of_run = recorded(settings, run)
+        yield frozenset(() if state_of_run is None else state_of_run.pins)
 
 
 def checked_run_id(text: str) -> str:

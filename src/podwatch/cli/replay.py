@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import Where, clean, common, json_option, moment, print_json
-from podwatch.client.times_and_sizes import rfc3339, span
 from podwatch.domain.errors import HostError
+from podwatch.domain.times import rfc3339, span
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Policies

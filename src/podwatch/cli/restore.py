@@ -1,24 +1,19 @@
 """``podwatch restore``: download and verify a checkpoint from the store. Works without a daemon, on a fresh pod."""
 
-import sys
-import time
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import click
 
 from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
-from podwatch.client.times_and_sizes import size, span
-from podwatch.domain.errors import Busy, HostError, RemoteError
+from podwatch.cli.progress import Progress
+from podwatch.domain.errors import Busy, HostError
+from podwatch.domain.times import size
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
-    from podwatch.journal.journal import Journal
-    from podwatch.sync.restore.restore import Restorer, RestoreReport
-    from podwatch.system.clock import Clock
+    from podwatch.store.restore.restore import Restored, Restorer
     from podwatch.system.own_directories import Workspace
 
 
@@ -36,15 +31,18 @@ PATIENCE_SECONDS = 600.0
     help="Restore below DIR instead of output_dir.",
 )
 @click.option(
-    "--all-parts", is_flag=True, help="Also fetch the parts that no resume needs: exported weights, [sync] extra."
+    "--all-parts",
+    "with_exports",
+    is_flag=True,
+    help="Also fetch the parts that no resume needs: exported weights, [sync] extra.",
 )
 @json_option
-def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as_json: bool) -> None:
-    """Download a checkpoint, verify every size and hash, and place it where the trainer looks for it."""
+def command(where: Where, step: int | None, to: Path | None, with_exports: bool, as_json: bool) -> None:
+    """Download a checkpoint, verify every size and hash, inspect it, and place it where the trainer looks for it. A
+    damaged one is passed over for the next older one, unless --step names it."""
     from podwatch.checkpoints.trainers import make_layout
-    from podwatch.cli.offline import journal_path, load, require_store
+    from podwatch.cli.offline import load, require_store
     from podwatch.config.command_directory import absolute
-    from podwatch.journal.journal import Journal
     from podwatch.system.clock import SystemClock
 
     settings, to = load(where), to and absolute(to)  # the download process works in /
@@ -53,16 +51,12 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
         _refuse_beside_a_daemon(Where(where.config, settings.run_id))
         _refuse_another_run(settings)
     alone = not make_layout(settings).steps()
-    journal = Journal.open(journal_path(settings))
-    try:
-        with Showing(SystemClock(), quiet=as_json) as showing:
-            restorer = make_restorer(settings, journal, showing, in_place=to is None)
-            report = restorer.fetch(step, to=to, progress=showing.told, all_parts=all_parts)
-    finally:
-        journal.close()
+    with Progress(SystemClock(), quiet=as_json) as progress:
+        restorer = make_restorer(settings, progress, in_place=to is None)
+        report = restorer.fetch(step, to=to, progress=progress.show, exports=with_exports)
     known = True
     if to is None:
-        known = _record_run(settings, report.lineage, alone=alone)
+        known = _record_run(settings, report, alone=alone)
     if as_json:
         print_json(
             {
@@ -73,10 +67,11 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
                 "parts": list(report.parts),
                 "total_bytes": report.total_bytes,
                 "downloaded_bytes": report.downloaded_bytes,
-                "set_aside": list(report.set_aside),
+                "set_aside": list(report.moved),
                 "refused": list(report.refused),
-                "optional": list(report.optional.parts),
-                "left_out": list(report.optional.left_out),
+                "doubt": report.doubt,
+                "optional": list(report.exports.parts),
+                "left_out": list(report.exports.left_out),
                 "train_command": list(report.train_command),
             }
         )
@@ -89,7 +84,7 @@ def command(where: Where, step: int | None, to: Path | None, all_parts: bool, as
             )
 
 
-def describe(report: "RestoreReport") -> list[str]:
+def describe(report: "Restored") -> list[str]:
     """The result as lines. The command from the store is only shown, never run (docs/security.md)."""
     import shlex
 
@@ -98,9 +93,11 @@ def describe(report: "RestoreReport") -> list[str]:
         here = size(report.total_bytes - report.downloaded_bytes)
         lines.append(f"  {here} of it were already on this pod")
     lines += [f"  {clean(path)}" for path in report.parts]
-    lines += [f"  {clean(path)} (not needed for a resume)" for path in report.optional.parts]
-    lines += [f"  not restored: {clean(reason)}" for reason in report.optional.left_out]
-    lines += [f"  moved to quarantine: {clean(path)}" for path in report.set_aside]
+    if report.doubt:
+        lines.append(f"  DAMAGED, restored because you named it: {clean(report.doubt)}")
+    lines += [f"  {clean(path)} (not needed for a resume)" for path in report.exports.parts]
+    lines += [f"  not restored: {clean(reason)}" for reason in report.exports.left_out]
+    lines += [f"  moved to quarantine: {clean(path)}" for path in report.moved]
     lines += [f"  skipped: {clean(reason)}" for reason in report.refused]
     if report.train_command:
         lines.append(f"  training command: {clean(shlex.join(report.train_command))}")
@@ -116,28 +113,21 @@ def _refuse_beside_a_daemon(where: Where) -> None:
         )
 
 
-def make_restorer(settings: "Settings", journal: "Journal", showing: "Showing", *, in_place: bool) -> "Restorer":
+def make_restorer(settings: "Settings", progress: Progress, *, in_place: bool) -> "Restorer":
+    from podwatch.checkpoints.inspector import INSPECTOR
     from podwatch.checkpoints.trainers import make_layout
-    from podwatch.cli.offline import credentials, open_configured_store, record_files
+    from podwatch.cli.offline import record_files, store_of_run
     from podwatch.daemon.paths_and_run_lock import workspace_of
-    from podwatch.stores.base import ObjectStore
-    from podwatch.sync.restore.restore import Patience, Restorer, StorePlace
-    from podwatch.sync.restore.start_child import FetchProcess
-    from podwatch.sync.upload.child_job import keys_for
-
-    def open_one() -> ObjectStore:
-        return open_configured_store(settings)
+    from podwatch.store.restore.restore import OutagePatience, Restorer
 
     workspace = _workspace(settings) if in_place else workspace_of(settings)
+    INSPECTOR.tree = workspace.tree if in_place else None
     return Restorer(
-        StorePlace(open_one, keys_for(settings.sync.store, settings.run_id), settings.sync.store, "by-hand"),
+        store_of_run(settings),
         make_layout(settings),
         workspace,
-        journal,
-        FetchProcess(lambda: credentials(settings)),
         record_files(settings, workspace),
-        connections=settings.sync.connections,
-        patience=Patience(PATIENCE_SECONDS, showing.waiting),
+        OutagePatience(PATIENCE_SECONDS, progress.waiting),
     )
 
 
@@ -166,74 +156,28 @@ def _refuse_another_run(settings: "Settings") -> None:
     file.refuse_other_run()
 
 
-def _record_run(settings: "Settings", lineage: str, *, alone: bool) -> bool:
+def _record_run(settings: "Settings", report: "Restored", *, alone: bool) -> bool:
     """On a fresh pod, begin run.json, so that ``podwatch run`` resumes from these checkpoints. True if there is one.
     Not written if there are other checkpoints without one: the operator must adopt those.
     """
+    from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import run_file
-    from podwatch.domain.run import Lineage
+    from podwatch.domain.starts import StartedBy, TrainerStart
+    from podwatch.recovery.start_plan import new_id
+    from podwatch.system.clock import SystemClock
+    from podwatch.system.files_clock import FilesClock
 
     file = run_file(settings)
-    if file.load() is not None:
+    if (run := file.load()) is not None and (run.wandb or not report.wandb):
+        return True
+    if run is not None:
+        file.edit_now(lambda run: replace(run, wandb=report.wandb))
+        file.close()
         return True
     if alone:
-        file.edit_now(lambda run: replace(run, lineage=Lineage(lineage), first_seen_wall=time.time()))
+        workspace = _workspace(settings)
+        wall = FilesClock(workspace, make_layout(settings).watch_roots()[0], SystemClock()).now()
+        begun = TrainerStart(new_id(), wall=wall, by=StartedBy.GUARD, proved=False, branch=report.lineage)
+        file.edit_now(lambda run: replace(run, starts=(begun,), wandb=report.wandb))
         file.close()
     return alone
-
-
-# -- progress --------------------------------------------------------------------------------------------------------
-
-
-LINE_SECONDS = 30.0
-"""Between two lines in a log: about a dozen for a 47 GB restore."""
-DRAW_SECONDS = 0.2
-"""Between two drawings on a terminal."""
-_REWRITE = "\r\x1b[K"
-"""Go to the start of the line and erase it."""
-
-
-class Showing(AbstractContextManager["Showing"]):
-    """Callbacks of a restore: ``told`` shows progress, ``waiting`` a store that does not answer."""
-
-    def __init__(self, clock: "Clock", *, quiet: bool) -> None:
-        self._quiet, self._clock = quiet, clock
-        self._began: tuple[float, int] | None = None
-        self._last = 0.0
-        self._drawn = False
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end_line()
-
-    def told(self, done: int, total: int) -> None:
-        if self._quiet:
-            return
-        now = self._clock.monotonic()
-        if self._began is None:
-            self._began, self._last = (now, done), now
-        if sys.stderr.isatty():
-            if now - self._last >= DRAW_SECONDS or not self._drawn or done >= total:
-                self._last, self._drawn = now, True
-                click.echo(f"{_REWRITE}{self._text(now, done, total)}", err=True, nl=False)
-        elif now - self._last >= LINE_SECONDS and done < total:
-            self._last = now
-            click.echo(self._text(now, done, total), err=True)
-
-    def waiting(self, error: RemoteError, seconds: float) -> None:
-        if not self._quiet:
-            self._end_line()
-            click.echo(f"{error.what}; podwatch retries in {span(seconds)}", err=True)
-
-    def _text(self, now: float, done: int, total: int) -> str:
-        assert self._began is not None
-        seconds = now - self._began[0]
-        speed = (done - self._began[1]) / seconds if seconds > 0 else 0.0
-        left = f", about {span((total - done) / speed)} left" if speed > 0 and done < total else ""
-        return f"{size(done)} of {size(total)} ({100 * done // max(1, total)} %), {size(speed)}/s{left}"
-
-    def _end_line(self) -> None:
-        if self._drawn:
-            self._drawn = False
-            click.echo(err=True)

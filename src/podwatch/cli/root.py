@@ -9,61 +9,66 @@ from typing import NoReturn
 import click
 
 from podwatch import __version__
-from podwatch.cli.common import ENDS_WITH, Where, for_terminal
+from podwatch.cli.common import ENDS_WITH, SuggestingGroup, Where, for_terminal
 from podwatch.domain.errors import ExitCode, PodwatchError
 
 COMMANDS = {
     "run": "podwatch.cli.run",
+    "status": "podwatch.cli.status",
+    "check": "podwatch.cli.check",
+    "checkpoints": "podwatch.cli.checkpoints",
     "start": "podwatch.cli.training",
     "restart": "podwatch.cli.training",
     "stop-training": "podwatch.cli.training",
     "pause": "podwatch.cli.training",
+    "events": "podwatch.cli.events",
+    "logs": "podwatch.cli.events",
     "unpause": "podwatch.cli.training",
     "preempt": "podwatch.cli.training",
-    "status": "podwatch.cli.status",
-    "check": "podwatch.cli.check",
-    "install": "podwatch.cli.install",
-    "bootstrap": "podwatch.cli.bootstrap",
-    "uninstall": "podwatch.cli.uninstall",
-    "checkpoints": "podwatch.cli.checkpoints",
+    "incidents": "podwatch.cli.events",
     "sync": "podwatch.cli.checkpoints",
     "restore": "podwatch.cli.restore",
-    "store": "podwatch.cli.store",
-    "runs": "podwatch.cli.runs",
     "prune": "podwatch.cli.checkpoints",
     "quarantine": "podwatch.cli.checkpoints",
     "clean": "podwatch.cli.clean",
-    "events": "podwatch.cli.events",
-    "incidents": "podwatch.cli.events",
-    "logs": "podwatch.cli.events",
-    "controller": "podwatch.cli.controller",
     "eval": "podwatch.cli.evaluation",
     "hooks": "podwatch.cli.hooks",
-    "replay": "podwatch.cli.replay",
+    "store": "podwatch.cli.store",
+    "runs": "podwatch.cli.runs",
     "config": "podwatch.cli.config",
+    "install": "podwatch.cli.install",
+    "uninstall": "podwatch.cli.uninstall",
+    "bootstrap": "podwatch.cli.bootstrap",
+    "controller": "podwatch.cli.controller",
+    "replay": "podwatch.cli.replay",
     "demo": "podwatch.cli.demo",
 }
 """Name -> module, in the order of the help. The module defines the click command by its name, or as ``command``."""
+EVERY_DAY = 10
+"""How many commands at the beginning of the help are those of every day."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
+    """The commands of ``COMMANDS``; the ten of every day come first in the help."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        import importlib.util
-
-        return [name for name, module in COMMANDS.items() if importlib.util.find_spec(module) is not None]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module_name = COMMANDS.get(cmd_name)
-        if module_name is None:
+        if cmd_name not in COMMANDS:
             return None
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name == module_name:
-                return None
-            raise
+        module = importlib.import_module(COMMANDS[cmd_name])
         named = (getattr(module, name, None) for name in (cmd_name.replace("-", "_"), "command"))
         return next((found for found in named if isinstance(found, click.Command)), None)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width, names = max(map(len, COMMANDS)), list(COMMANDS)
+        for title, group in (("Every day", names[:EVERY_DAY]), ("More commands", names[EVERY_DAY:])):
+            found = [(name, self.get_command(ctx, name)) for name in group]
+            room = formatter.width - 6 - width
+            rows = [(name, one.get_short_help_str(room)) for name, one in found if one is not None]
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in rows])
 
 
 @click.group(

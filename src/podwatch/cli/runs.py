@@ -1,27 +1,27 @@
 """``podwatch runs``: all runs in the store. Works without a daemon."""
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.cli.offline import checked_run_id, require_store, state_here, store_and_prefix
-from podwatch.cli.runs_check import check, fixes_for, opened, store_option
+from podwatch.cli.common import SuggestingGroup, Where, clean, columns, common, confirm, json_option, print_json
+from podwatch.cli.offline import checked_run_id, pins_here, require_store
+from podwatch.cli.open_stores import fixes_for, opened
+from podwatch.cli.runs_check import check, store_option
 from podwatch.cli.runs_show_and_diff import completed_table, diff, show, summary_document
-from podwatch.client.times_and_sizes import ago, amount, rfc3339, size
-from podwatch.domain.errors import ExitCode, PermissionDenied, UsageError
+from podwatch.domain.errors import PermissionDenied
+from podwatch.domain.times import ago, amount, rfc3339, size
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
-    from podwatch.sync.runs.archive import ArchivePlan
-    from podwatch.sync.runs.read_runs import RemoteRun
+    from podwatch.store.runs.archive import ArchivePlan
+    from podwatch.store.runs.find import RunInStore
 
 
-@click.group("runs", short_help="All runs in the store: check, list, archive, restore.")
+@click.group("runs", cls=SuggestingGroup, short_help="All runs in the store: check, list, archive, restore.")
 def command() -> None:
     """All runs below the store's prefix: check, list, archive, restore."""
 
@@ -41,14 +41,13 @@ def list_command(where: Where, store: str, completed: bool, as_json: bool) -> No
     (a class C call per 1,000 objects) and two or three small reads per run."""
     import time
 
-    from podwatch.sync.runs.read_runs import list_runs
+    from podwatch.store.runs.find import list_runs
 
     now = time.time()
     with opened(where, store) as (reading, prefix, own):
         runs, remark = list_runs(reading, prefix, own, now)
         url = reading.url
     remark = remark or _without_files(url, runs)
-    denied = any(run.unreadable for run in runs)
     if completed:
         runs = tuple(run for run in runs if run.summary is not None and run.summary.ended)
     if as_json:
@@ -62,11 +61,9 @@ def list_command(where: Where, store: str, completed: bool, as_json: bool) -> No
             click.echo(line)
         if remark:
             click.echo(clean(remark), err=True)
-    if denied:
-        raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
-def _without_files(url: str, runs: "tuple[RemoteRun, ...]") -> str:
+def _without_files(url: str, runs: "tuple[RunInStore, ...]") -> str:
     """A remark about the runs of a directory store of which only empty directories are there: an interrupted copy."""
     from podwatch.domain.safe_names import valid_run_id
 
@@ -78,51 +75,51 @@ def _without_files(url: str, runs: "tuple[RemoteRun, ...]") -> str:
     return f"without any file: {', '.join(empty[:10])} (empty directories; copy them again)" if empty else ""
 
 
-def _table(runs: "tuple[RemoteRun, ...]", now: float) -> list[str]:
+def _table(runs: "tuple[RunInStore, ...]", now: float) -> list[str]:
     if not runs:
         return []
-    width = min(36, max(3, *(len(r.run_id) for r in runs)))
-    lines = [f"{'RUN':<{width}}  {'STEP':>8} {'SAVES':>5} {'SIZE':>8}  LAST HEARTBEAT"]
+    rows = [("RUN", "STEP", "SAVES", "SIZE", "LAST HEARTBEAT")]
     for run in runs:
         step = "-" if run.newest_step is None else str(run.newest_step)
-        lines.append(
-            f"{clean(run.run_id):<{width}}  {step:>8} {len(run.sets):>5} {size(run.size_bytes):>8}  {_life(run, now)}"
-        )
-        if run.problem:
-            lines.append(f"  latest.json is not usable: {clean(run.problem)}")
-        if run.unreadable:
-            lines.append(f"  {clean(run.unreadable)}")
-    return lines
+        figures = (step, str(len(run.listing.saves)), size(run.listing.size_bytes), _life(run, now))
+        rows.append((clean(run.run_id), *figures))
+    head, *lines = columns(rows, right=(1, 2, 3))
+    problems = [f"  the newest pointer is not usable: {clean(run.problem)}" if run.problem else "" for run in runs]
+    return [head, *(text for pair in zip(lines, problems, strict=True) for text in pair if text)]
 
 
-def _life(run: "RemoteRun", now: float) -> str:
+def _life(run: "RunInStore", now: float) -> str:
     if run.archived_wall is not None:
         return f"archived {ago(now - run.archived_wall)}"
-    if run.heartbeat_wall is None:
+    if run.listing.heartbeat_wall is None:
         return "none" if run.alive is None else f"claimed {ago(run.alive)}"
     last = run.last
     where = f"{last.instance.provider} {last.instance.id}" if last.instance.provider else ""
     spent = run.summary
     cost = amount(spent.cost, spent.currency) if spent is not None and spent.cost is not None else ""
-    said = (ago(max(0.0, now - run.heartbeat_wall)), clean(last.outcome or last.left_as), clean(where), clean(cost))
+    said = (
+        ago(max(0.0, now - run.listing.heartbeat_wall)),
+        clean(last.outcome or last.left_as),
+        clean(where),
+        clean(cost),
+    )
     return ", ".join(text for text in said if text)
 
 
-def _run_document(run: "RemoteRun") -> dict[str, Any]:
+def _run_document(run: "RunInStore") -> dict[str, Any]:
     return {
         "run_id": run.run_id,
-        "ours": run.ours,
         "newest_step": run.newest_step,
-        "saves": len(run.sets),
-        "size_bytes": run.size_bytes,
-        "heartbeat_at": rfc3339(run.heartbeat_wall),
+        "saves": len(run.listing.saves),
+        "size_bytes": run.listing.size_bytes,
+        "heartbeat_at": rfc3339(run.listing.heartbeat_wall),
         "state": run.last.left_as,
         "outcome": run.last.outcome or None,
         "instance": run.last.instance.to_dict() if run.last.instance.provider else None,
         "alive": run.alive is not None,
         "archived": run.archived_wall is not None,
         "archived_at": rfc3339(run.archived_wall),
-        "problem": run.problem or run.unreadable,
+        "problem": run.problem,
         "record": None if run.summary is None else summary_document(run.summary),
     }
 
@@ -146,28 +143,18 @@ def _of_store(url: str, run_id: str, to: Path) -> "Settings":
 def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, as_json: bool) -> None:
     """Download a checkpoint of RUN into DIR and verify every size and hash; with --store from anywhere, with a key that
     can list and read. To restore this pod's own run to where its trainer looks for it, use `podwatch restore`."""
-    import tempfile
-
     from podwatch.cli.offline import load
-    from podwatch.cli.restore import Showing, make_restorer
+    from podwatch.cli.progress import Progress
+    from podwatch.cli.restore import make_restorer
     from podwatch.config.command_directory import absolute
-    from podwatch.journal.journal import Journal
     from podwatch.system.clock import SystemClock
 
     name, to = checked_run_id(run_id), absolute(to)  # the download process works in /
     settings = _of_store(store, name, to) if store else load(where)
     require_store(settings)
-    with tempfile.TemporaryDirectory(prefix="podwatch-restore-") as scratch:
-        # A temporary journal: this pod has none of another run.
-        journal = Journal.open(Path(scratch) / "journal.sqlite")
-        try:
-            of_run = settings.model_copy(update={"run_id": name})
-            with fixes_for(store, name), Showing(SystemClock(), quiet=as_json) as showing:
-                report = make_restorer(of_run, journal, showing, in_place=False).fetch(
-                    step, to=to, progress=showing.told
-                )
-        finally:
-            journal.close()
+    of_run = settings.model_copy(update={"run_id": name})
+    with fixes_for(store, name), Progress(SystemClock(), quiet=as_json) as progress:
+        report = make_restorer(of_run, progress, in_place=False).fetch(step, to=to, progress=progress.show)
     if as_json:
         print_json(
             {
@@ -201,24 +188,22 @@ def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, a
 @json_option
 def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Delete all checkpoints of a finished run from the store except the newest (--keep milestones keeps those too).
-    podwatch also keeps the checkpoint that latest.json names, checkpoints pinned here, and other tools' objects. It
+    podwatch also keeps what a pointer names or named within a day, pinned checkpoints, and other tools' objects. It
     refuses while a podwatch guards the run."""
 
     import socket
 
     from podwatch.cli.offline import load
-    from podwatch.domain.manifest import Keys
-    from podwatch.policy.store_retention import Keep
-    from podwatch.sync.runs.archive import FINISHED, Archiver
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.runs.archive import CERTAIN, ArchiveKeep, Archiver
     from podwatch.system.clock import SystemClock
 
-    settings, keys_run = load(where), checked_run_id(run_id)
-    with state_here(settings, keys_run) as here, store_and_prefix(settings) as (store, prefix):
-        keys, host = Keys(keys_run, prefix), socket.gethostname()
-        archiver = Archiver(store, keys, SystemClock(), host=host, forget=here.forget)
-        plan = archiver.look(Keep(keep), keep_every=settings.sync.keep_every, pins=here.pins)
+    settings, name = load(where), checked_run_id(run_id)
+    with pins_here(settings, name) as pins, opened(where, "") as (store, prefix, _):
+        archiver = Archiver(store, RunKeys(name, prefix), SystemClock(), socket.gethostname())
+        plan = archiver.look(ArchiveKeep(keep), keep_every=settings.sync.keep_every, pins=pins)
         document = _plan_document(plan, dry_run=dry_run)
-        refused = "" if dry_run or plan.nothing else archiver.may_delete()
+        refused = "" if dry_run or plan.is_empty else archiver.why_not_deletable()
         if not as_json:
             click.echo("\n".join(_plan_lines(plan, going="would delete" if dry_run or refused else "delete")))
         if refused:
@@ -229,43 +214,30 @@ def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_j
                 where=settings.sync.store,
                 fix="use a key with the capability deleteFiles",
             )
-        if not dry_run and not plan.nothing:
-            if not yes:
-                doubt = plan.last_word not in FINISHED
-                _confirm(
-                    f"Its last heartbeat has the state {plan.last_word!r}. " if doubt else "", size(plan.freed_bytes)
-                )
+        if not dry_run and not plan.is_empty and not yes:
+            doubt = plan.last.left_as not in CERTAIN
+            state = f"Its last heartbeat has the state {plan.last.left_as!r}. " if doubt else ""
+            confirm(f"{state}Permanently delete {size(plan.freed_bytes)} from the store?")
+        if not dry_run:
             archiver.carry_out(plan)
     if as_json:
         print_json(document)
-    elif not dry_run and not plan.nothing:
+    elif not dry_run:
         click.echo(f"archived: deleted {size(plan.freed_bytes)} from the store")
-
-
-def _confirm(doubt: str, freed: str) -> None:
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "this command asks for confirmation, but there is no terminal", fix="look with --dry-run, then add --yes"
-        )
-    if not click.confirm(f"{doubt}Permanently delete {freed} from the store?", err=True):
-        raise click.exceptions.Exit(int(ExitCode.FAILED))
 
 
 def _plan_lines(plan: "ArchivePlan", *, going: str) -> list[str]:
     lines = []
-    for decision in reversed(plan.decisions):
-        save = decision.save
-        word = "keep" if decision.stays else going
-        what = f"{word}: {clean(decision.reason)}"
-        if decision.until is not None:
-            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(decision.until))
-            what = f"keep until {until}: a reader can still use it for a day"
-        lines.append(f"step {save.step:<8} {size(save.total_bytes):>8}  {what}")
-    if plan.leftovers:
-        lines.append(f"{going}: objects of {len(plan.leftovers)} checkpoints whose deletion was interrupted")
-    if plan.uploads:
-        lines.append(f"{going}: {len(plan.uploads)} unfinished uploads")
-    if plan.nothing:
+    for verdict in reversed(plan.retention.saves):
+        word = "keep" if verdict.stays else going
+        what = f"{word}: {clean(verdict.reason)}"
+        if verdict.until is not None:
+            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(verdict.until))
+            what = f"keep until {until}: a reader can still use it"
+        lines.append(f"step {verdict.save.step:<8} {size(verdict.save.bytes):>8}  {what}")
+    if plan.retention.unfinished:
+        lines.append(f"{going}: {len(plan.retention.unfinished)} checkpoints whose upload or deletion was interrupted")
+    if plan.is_empty:
         lines.append("nothing to delete")
     return lines
 
@@ -275,20 +247,19 @@ def _plan_document(plan: "ArchivePlan", *, dry_run: bool) -> dict[str, Any]:
         "schema_version": 1,
         "dry_run": dry_run,
         "keep": str(plan.keep),
-        "newest_step": plan.pointer.step,
+        "newest_step": plan.newest_step,
         "freed_bytes": plan.freed_bytes,
-        "leftovers": len(plan.leftovers),
-        "uploads": len(plan.uploads),
+        "leftovers": len(plan.retention.unfinished),
         "warning": "",
         "saves": [
             {
-                "step": d.save.step,
-                "save_id": d.save.save_id,
-                "size_bytes": d.save.total_bytes,
-                "stays": d.stays,
-                "reason": d.reason,
-                "may_go_at": rfc3339(d.until),
+                "step": verdict.save.step,
+                "save_id": verdict.save.save_id,
+                "size_bytes": verdict.save.bytes,
+                "stays": verdict.stays,
+                "reason": verdict.reason,
+                "may_go_at": rfc3339(verdict.until),
             }
-            for d in plan.decisions
+            for verdict in plan.retention.saves
         ],
     }

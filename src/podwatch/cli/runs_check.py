@@ -1,24 +1,23 @@
 """``podwatch runs check``: is a run well, asked from anywhere with a read key, once or again and again."""
 
 import contextlib
-import os
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, for_terminal, json_option, print_json
 from podwatch.cli.offline import checked_run_id
+from podwatch.cli.open_stores import opened
 from podwatch.domain.errors import PodwatchError
 
 if TYPE_CHECKING:
-    from podwatch.policy.run_check import Evidence, Judgement, Level, Limits
-    from podwatch.stores.base import ObjectStore
+    from podwatch.store.objects.base import Objects
+    from podwatch.store.runs.judge import Judgement, Level, Limits, RunEvidence
 
 WATCH_SECONDS = 60.0
+LISTING_SECONDS = 40.0
+"""For the names of all runs: monitoring waits for an answer, and a store can send page after page without an end."""
 _COLOURS = ("green", "yellow", "red", "magenta")
 
 store_option = click.option("--store", metavar="URL", default="", help="The store; no configuration is needed then.")
@@ -48,8 +47,6 @@ _SPAN = _Span()
 @click.argument("run_id", metavar="[RUN]", default="")
 @store_option
 @click.option("--dead-after", type=_SPAN, help="Without a heartbeat for so long, the run is dead. Default: 5m.")
-@click.option("--step-within", type=_SPAN, help="Warn without a new step for so long; 0: never. Default: 1h.")
-@click.option("--upload-within", type=_SPAN, help="Warn if a checkpoint is not stored for so long. Default: 1h.")
 @click.option("--watch", is_flag=True, help="Repeat it until Ctrl-C, and print what changes.")
 @click.option(
     "--every", type=_SPAN, default=WATCH_SECONDS, help="With --watch: time between two readings. Default: 60s."
@@ -60,22 +57,20 @@ def check(
     run_id: str,
     store: str,
     dead_after: float | None,
-    step_within: float | None,
-    upload_within: float | None,
     watch: bool,
     every: float,
     as_json: bool,
 ) -> None:
-    """Judge a run by its heartbeat, its claims and latest.json in the store, one line each; without RUN the configured
-    run, or with --store every run. Ages are by the store's clock. Works without a daemon, from a laptop, cron or CI,
-    with the key in B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY. Exit: 0 ok, 1 warning (no new step, upload behind),
-    2 dead, down, ended without its final checkpoint, or held by no pod, 3 unknown (no answer from the store)."""
-    from podwatch.domain.errors import PodwatchError
-    from podwatch.policy.run_check import Level, Limits
+    """Judge a run by its heartbeat, its claims and its newest checkpoint in the store, one line each; without
+    RUN the configured run, or with --store every run. Ages are by the store's clock. Works without a daemon, from a
+    laptop, cron or CI, with the key in B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY. Exit: 0 ok, 1 warning (no new
+    step, upload behind), 2 dead, down, ended without its final checkpoint, or held by no pod, 3 unknown (no answer from
+    the store)."""
+    from podwatch.store.runs.judge import Level, Limits
 
     if watch and as_json:
         raise click.UsageError("--watch and --json cannot be used together")
-    limits = _limits(Limits(), dead_after, step_within, upload_within)
+    limits = Limits() if dead_after is None else Limits(dead=dead_after, late=min(Limits().late, dead_after))
     try:
         with opened(where, store) as (reading, prefix, own):
             chosen, url = run_id or ("" if store else own), reading.url
@@ -101,89 +96,33 @@ def check(
     raise click.exceptions.Exit(int(worst))
 
 
-def _limits(limits: "Limits", dead: float | None, step: float | None, upload: float | None) -> "Limits":
-    if dead is not None:
-        limits = replace(limits, dead=dead, late=min(limits.late, dead))
-    if step is not None:
-        limits = replace(limits, step=step)
-    return limits if upload is None else replace(limits, upload=upload)
+def _judged(store: "Objects", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[RunEvidence, Judgement]]":
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.runs.find import run_ids
+    from podwatch.store.runs.judge import judge
+    from podwatch.store.runs.read import read_run_evidence
+
+    names = [checked_run_id(run_id)] if run_id else run_ids(store, prefix, LISTING_SECONDS)
+    found = (read_run_evidence(store, RunKeys(name, prefix), time.time()) for name in names)
+    return [(evidence, judge(evidence, limits)) for evidence in found]
 
 
-@contextlib.contextmanager
-def opened(where: Where, url: str) -> "Iterator[tuple[ObjectStore, str, str]]":
-    """The store, its prefix, and the configured run ("" with ``url``, which needs no configuration)."""
-    from podwatch.cli.offline import load, store_and_prefix
-    from podwatch.domain.errors import RemoteError
-    from podwatch.stores.credentials import credentials_from_environment
-    from podwatch.stores.open_store import open_store, parse_store_url
-
-    if not url:
-        settings = load(where)
-        with store_and_prefix(settings) as (store, prefix):
-            yield store, prefix, settings.run_id
-        return
-    place = parse_store_url(url)
-    prefix = place.prefix
-    if place.path is not None and not os.path.isdir(place.path) and os.access(place.path.parent, os.X_OK):  # noqa: PTH112
-        fix = "mount it, or correct --store"
-        raise RemoteError(f"directory {place.path} not found", where=url, fix=fix, transient=False)
-    directory = os.environ.get("CREDENTIALS_DIRECTORY")
-    key = credentials_from_environment(os.environ, None, Path(directory) if directory else None, url)
-    reading = open_store(url, key, writer_id="by-hand")
-    try:
-        yield reading, prefix, where.run
-    finally:
-        reading.close()
-
-
-@contextlib.contextmanager
-def fixes_for(url: str, run_id: str) -> Iterator[None]:
-    """With --store there is no configuration: an error names commands that work without one."""
-    try:
-        yield
-    except PodwatchError as error:
-        at = f"--store {url}`"
-        for named, instead in (
-            ("`podwatch store ls`", f"`podwatch runs show {run_id} {at}"),
-            ("`podwatch runs list`", f"`podwatch runs list {at}"),
-            ("`podwatch restore --step N`", f"`podwatch runs restore {run_id} --step N --to DIR {at}"),
-        ):
-            error.fix = error.fix.replace(named, instead) if url else error.fix
-        raise
-
-
-def _judged(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[Evidence, Judgement]]":
-    from podwatch.domain.manifest import Keys
-    from podwatch.policy.run_check import Evidence, Judgement, Level, judge
-    from podwatch.stores.base import AccessDenied
-    from podwatch.sync.runs.read_runs import read_evidence, run_ids
-
-    found = []
-    for name in [checked_run_id(run_id)] if run_id else run_ids(store, prefix):
-        try:
-            evidence = read_evidence(store, Keys(name, prefix), time.time)
-            found.append((evidence, judge(evidence, limits)))
-        except AccessDenied as error:
-            found.append((Evidence(name), Judgement(Level.UNKNOWN, str(error))))
-    return found
-
-
-def _worst(found: "list[tuple[Evidence, Judgement]]") -> "Level":
+def _worst(found: "list[tuple[RunEvidence, Judgement]]") -> "Level":
     """Critical before unknown: what is known to be dead counts more than what cannot be read."""
-    from podwatch.policy.run_check import Level
+    from podwatch.store.runs.judge import Level
 
     order = (Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL)
     return max((judgement.level for _, judgement in found), key=order.index, default=Level.UNKNOWN)
 
 
-def _lines(evidence: "Evidence", judgement: "Judgement") -> list[str]:
+def _lines(evidence: "RunEvidence", judgement: "Judgement") -> list[str]:
     name = judgement.level.name
     first, *more = for_terminal(f"{name} {clean(evidence.run_id)}: {clean(judgement.summary)}")
     word = click.style(name, fg=_COLOURS[judgement.level]) if colours() else name
     return [word + first.removeprefix(name), *more]
 
 
-def _watch(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", every: float) -> None:
+def _watch(store: "Objects", prefix: str, run_id: str, limits: "Limits", every: float) -> None:
     """Print each run whose verdict changes, after the time, until Ctrl-C. Each reading costs about five small reads for
     each run, and without ``run_id`` one listing."""
     seen: set[str] = set()
@@ -201,12 +140,12 @@ def _watch(store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", eve
 
 
 def _reading(
-    store: "ObjectStore", prefix: str, run_id: str, limits: "Limits", seen: set[str]
+    store: "Objects", prefix: str, run_id: str, limits: "Limits", seen: set[str]
 ) -> "tuple[Level, dict[str, tuple[tuple[str, str], list[str]]]]":
     """The worst level, and by run its verdict (level and reason) and its lines; the empty name is the store's.
     ``seen``: every run so far, which grows; one that has vanished is unknown, as a named one that is missing."""
     from podwatch.domain.errors import RemoteError
-    from podwatch.policy.run_check import Evidence, Judgement, Level
+    from podwatch.store.runs.judge import Judgement, Level, RunEvidence
 
     try:
         found = _judged(store, prefix, run_id, limits)
@@ -214,7 +153,7 @@ def _reading(
         return Level.UNKNOWN, {"": (("UNKNOWN", ""), for_terminal(f"UNKNOWN: {clean(error)}"))}
     there = {evidence.run_id for evidence, _ in found}
     gone = Judgement(Level.UNKNOWN, "not in the store any more")
-    found += [(Evidence(name), gone) for name in sorted(seen - there)]
+    found += [(RunEvidence(name), gone) for name in sorted(seen - there)]
     seen |= there
     if not found:
         return Level.UNKNOWN, {"": (("UNKNOWN", "none"), [f"UNKNOWN: no runs in {clean(store.url)}"])}
@@ -227,7 +166,7 @@ def _reading(
     }
 
 
-def _document(evidence: "Evidence", judgement: "Judgement") -> dict[str, Any]:
+def _document(evidence: "RunEvidence", judgement: "Judgement") -> dict[str, Any]:
     beat = evidence.beat
     return {
         "run_id": evidence.run_id,

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, json_option, print_json
+from podwatch.cli.common import Where, clean, columns, common, json_option, print_json
 from podwatch.cli.offline import checked_run_id
-from podwatch.cli.runs_check import fixes_for, opened, store_option
-from podwatch.client.times_and_sizes import ago, amount, rfc3339, size, span
+from podwatch.cli.open_stores import fixes_for, opened
+from podwatch.cli.runs_check import store_option
+from podwatch.domain.times import ago, amount, rfc3339, size, span
 
 if TYPE_CHECKING:
-    from podwatch.policy.run_summary import Summary, Texts
-    from podwatch.sync.runs.read_runs import StoredRun
+    from podwatch.store.runs.read import StoredRun
+    from podwatch.store.runs.summary import RunSummary, StartedWith
 
 _LABEL = 10
 
@@ -52,7 +53,7 @@ def show(where: Where, run_id: str, store: str, with_files: bool, as_json: bool)
 def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> None:
     """Print a unified diff of the commands, the configuration files and the settings that runs A and B were started
     with, as the store holds them: without secrets. Files belong together by path, else by name."""
-    from podwatch.policy.run_summary import difference
+    from podwatch.store.runs.summary import difference
 
     a, b = checked_run_id(run_a), checked_run_id(run_b)
     old, new = _read(where, store, a).texts, _read(where, store, b).texts
@@ -71,11 +72,11 @@ def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> Non
 
 
 def _read(where: Where, store_url: str, run_id: str) -> "StoredRun":
-    from podwatch.domain.manifest import Keys
-    from podwatch.sync.runs.read_runs import read_run
+    from podwatch.store.keys import RunKeys
+    from podwatch.store.runs.read import read_run
 
     with fixes_for(store_url, run_id), opened(where, store_url) as (store, prefix, _):
-        return read_run(store, Keys(run_id, prefix))
+        return read_run(store, RunKeys(run_id, prefix), time.time())
 
 
 def clean_line(text: str) -> str:
@@ -111,7 +112,7 @@ def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
     yield from (("note", problem) for problem in run.texts.problems)
 
 
-def _spent(summary: "Summary") -> Iterator[tuple[str, str]]:
+def _spent(summary: "RunSummary") -> Iterator[tuple[str, str]]:
     """When it trained, how far, and at what cost."""
     if summary.started_wall is not None:
         took = "" if summary.duration is None else f", {span(summary.duration)}"
@@ -135,7 +136,7 @@ def _day(wall: float | None, *, exact: bool = False) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC" if exact else "%Y-%m-%d", time.gmtime(wall))
 
 
-def completed_table(summaries: "Iterable[Summary]") -> list[str]:
+def completed_table(summaries: "Iterable[RunSummary]") -> list[str]:
     """Runs that have ended, newest end first."""
     ended = sorted((s for s in summaries if s.ended), key=lambda s: s.ended_wall or 0.0, reverse=True)
     if not ended:
@@ -154,20 +155,13 @@ def completed_table(summaries: "Iterable[Summary]") -> list[str]:
                 clean(s.best),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(7)]
-    right = (3, 4, 5)
-    lines = []
-    for row in rows:
-        cells = [f"{c:>{w}}" if i in right else f"{c:<{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=False))]
-        best = row[7] if any(other[7] for other in rows[1:]) else ""
-        lines.append("  ".join([*cells, best]).rstrip())
-    return lines
+    return columns(rows if any(row[7] for row in rows[1:]) else [row[:7] for row in rows], right=(3, 4, 5))
 
 
 # -- documents -------------------------------------------------------------------------------------------------------
 
 
-def summary_document(summary: "Summary") -> dict[str, Any]:
+def summary_document(summary: "RunSummary") -> dict[str, Any]:
     return {
         "started_at": rfc3339(summary.started_wall),
         "ended_at": rfc3339(summary.ended_wall) if summary.ended else None,
@@ -205,7 +199,7 @@ def run_document(run: "StoredRun", *, texts: bool) -> dict[str, Any]:
     }
 
 
-def texts_document(texts: "Texts", *, contents: bool) -> dict[str, Any]:
+def texts_document(texts: "StartedWith", *, contents: bool) -> dict[str, Any]:
     return {
         "command": list(texts.command),
         "files": [

@@ -5,11 +5,11 @@ import time
 
 import click
 
-from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, json_option, print_json
-from podwatch.client.ask_daemon import ask_live, ask_status, exit_code
-from podwatch.client.status_screen import plugin_line, render
-from podwatch.client.terminal_text import encodable, fit, repaint
+from podwatch.cli.ask_daemon import ask_live, ask_status, exit_code
+from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, for_terminal, json_option, print_json
 from podwatch.domain.errors import ExitCode, PodwatchError
+from podwatch.reporting.status_screen import plugin_line, render
+from podwatch.reporting.terminal_text import encodable, fit, repaint
 
 
 @click.command("status", cls=MonitoringCommand)
@@ -17,14 +17,15 @@ from podwatch.domain.errors import ExitCode, PodwatchError
 @json_option
 @click.option("--watch", is_flag=True, help="Refresh every two seconds until Ctrl-C.")
 @click.option("--plugin", is_flag=True, help="One line for monitoring systems, with performance data.")
+@click.option("--digest", is_flag=True, help="The state in a few sentences, as the digest of [notify] sends it.")
 @click.option("--live", is_flag=True, help="For exec probes: exit 0 if podwatch observes the run, else 1.")
-def command(where: Where, as_json: bool, watch: bool, plugin: bool, live: bool) -> None:
+def command(where: Where, as_json: bool, watch: bool, plugin: bool, digest: bool, live: bool) -> None:
     """Show the current state of the run. Exit: 0 ok, 1 warning, 2 critical, 3 unknown or not running.
 
     With --live: 0 if the sensing loop turned within its deadline, whatever the state of training is, else 1.
     """
-    if sum((as_json, watch, plugin, live)) > 1:
-        raise click.UsageError("--json, --watch, --plugin and --live cannot be used together")
+    if sum((as_json, watch, plugin, digest, live)) > 1:
+        raise click.UsageError("--json, --watch, --plugin, --digest and --live cannot be used together")
     if live:
         turns, why = ask_live(where.run, where.config)
         click.echo("live" if turns else f"not live: {why}")
@@ -41,6 +42,11 @@ def command(where: Where, as_json: bool, watch: bool, plugin: bool, live: bool) 
         print_json(document)
     elif plugin:
         click.echo(plugin_line(document))
+    elif digest:
+        from podwatch.reporting.digest import text
+
+        lines = (for_terminal(clean(line), rest="") for line in text(document).splitlines())
+        click.echo("\n".join(line for wrapped in lines for line in wrapped))
     elif not watch:
         _show(document)
     else:

@@ -1,67 +1,74 @@
-"""``podwatch store``: list, verify and sweep the content of the store. Works without a daemon."""
+"""``podwatch store``: list and verify what the store has of a run. Works without a daemon."""
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, json_option, print_json
-from podwatch.client.times_and_sizes import ago, size
+from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option, print_json
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.times import ago, size
 
 if TYPE_CHECKING:
-    from podwatch.config.settings import Settings
-    from podwatch.domain.stored_checkpoint import StoredSave
+    from podwatch.store.inventory import Inventory, Stored
+    from podwatch.store.objects.base import Objects
+    from podwatch.store.restore.restore import StoreOfRun
+    from podwatch.store.verify import Verified
 
 
 _PROVED = {
     "store-checked": " (by the hashes that the store checked)",
     "read-back": " (every byte read and hashed)",
-    "flushed": "",
-    "": " (by size only: this store keeps no hash; --deep reads every byte)",
+    "": " (by size only: this store's listings have no hashes; --deep reads every byte)",
 }
-"""By ``Proof``: what a sound checkpoint was verified by. Of a directory nothing more is known than what it holds."""
+"""By ``Proof``: what a sound checkpoint was verified by."""
 
 
-@click.group("store", short_help="Content of the store: list, verify, sweep.")
+@click.group("store", cls=SuggestingGroup, short_help="Content of the store: list, verify.")
 def command() -> None:
-    """List, verify or sweep the store directly, without the daemon."""
+    """List or verify the store directly, without the daemon."""
 
 
 @command.command("ls", short_help="List every checkpoint of this run in the store, newest first.")
 @common
 @json_option
 def ls(where: Where, as_json: bool) -> None:
-    """List every checkpoint of this run in the store, newest first. A * marks the one that latest.json names."""
-    from podwatch.cli.offline import load
-
-    settings = load(where)
-    saves, pointer_problem, now = _inventory(settings)
+    """List every checkpoint of this run in the store, newest first. A * marks the one that the newest pointer names."""
+    place = _place(where)
+    with _opened(place) as store:
+        inventory = _inventory(store, place)
+        calls, now = _calls(store), time.time() - (store.skew or 0.0)
+    saves = list(reversed(inventory.saves))
+    newest = inventory.newest
     if as_json:
         print_json(
             {
                 "schema_version": 1,
-                "store_url": settings.sync.store,
-                "pointer_problem": pointer_problem,
-                "saves": [_document(s, now) for s in saves],
-                "calls": _calls(),
+                "store_url": place.url,
+                "pointer_problem": _problem(inventory),
+                "saves": [_document(save, inventory, now) for save in saves],
+                "unfinished": len(inventory.unfinished),
+                "foreign": inventory.foreign,
+                "calls": calls,
             }
         )
         return
-    if pointer_problem:
-        click.echo(f"latest.json is not usable: {clean(pointer_problem)}", err=True)
+    for problem in inventory.problems:
+        click.echo(f"cannot be used: {clean(problem)}", err=True)
     if not saves:
-        click.echo(f"no checkpoints of run {settings.run_id} in {settings.sync.store}")
-        _tell_calls()
-        return
+        click.echo(f"no checkpoints of run {place.keys.run_id} in {place.url}")
     for save in saves:
-        mark = "*" if save.named else " "
-        what = clean(save.problem) if save.problem else f"{_files(save)} files, {size(save.total_bytes)}"
-        what += ", and optional parts" if save.optional else ""
-        click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(_age(save, now))}")
-    if any(s.named for s in saves):
-        click.echo("* named by latest.json")
-    _tell_calls()
+        mark = "*" if newest is not None and save.key == newest.key else " "
+        what = clean(save.problem) if save.problem else f"{save.files} files, {size(save.bytes)}"
+        what += ", pinned" if save.pinned else ""
+        what += ", and exported weights" if save.exports else ""
+        click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(max(0.0, now - save.wall))}")
+    if newest is not None:
+        click.echo("* named by the newest pointer")
+    _say_calls(calls)
 
 
 @command.command("verify", short_help="Verify each checkpoint by its manifest and objects.")
@@ -70,145 +77,97 @@ def ls(where: Where, as_json: bool) -> None:
 @click.option("--deep", is_flag=True, help="Download every byte and compare the hashes (costs as much as a restore).")
 @json_option
 def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
-    """Verify each checkpoint: its manifest, and every object by id, size, writer tag and what else the store proves;
-    with --deep every hash, by reading every byte. Objects without the writer tag (a copy that another tool made) are
-    always read."""
-    from podwatch.cli.offline import load
-    from podwatch.sync.upload.child_job import keys_for
-    from podwatch.sync.verify_stored import examine_save, verify_optional
+    """Verify each checkpoint: its manifest, and every object by its size and by the hash that the store shows; with
+    --deep every hash, by reading every byte."""
+    from podwatch.store.verify import verify as verify_saves
 
-    settings = load(where)
-    saves, pointer_problem, _ = _inventory(settings)
-    chosen = [s for s in saves if step in (None, s.step)]
-    if not chosen:
-        raise IntegrityError(
-            "nothing to verify" if step is None else f"step {step} is not in the store",
-            where=settings.sync.store,
-            fix="`podwatch store ls` lists the checkpoints",
-        )
-    answers = []
-    store = _open(settings)
-    try:
-        for save in chosen:
-            found = examine_save(store, save, deep=deep)
-            reasons = found.reasons
-            keys = keys_for(settings.sync.store, settings.run_id)
-            beside = verify_optional(store, keys, save, deep=deep) if save.optional else ()
-            answers.append({"step": save.step, "save_id": save.save_id, "sound": not reasons, "reasons": list(reasons),
-                            "proof": str(found.proof),
-                            "optional": save.optional, "optional_reasons": list(beside)})  # fmt: skip
+    place, answers = _place(where), list[dict[str, Any]]()
+    with _opened(place) as store:
+        inventory = _inventory(store, place)
+        chosen = [save for save in reversed(inventory.saves) if step in (None, save.step)]
+        if not chosen and not inventory.problems:
+            raise IntegrityError(
+                "nothing to verify" if step is None else f"step {step} is not in the store",
+                where=place.url,
+                fix="`podwatch store ls` lists the checkpoints",
+            )
+        for found in verify_saves(store, place.keys, chosen, deep=deep):
+            answers.append(_answer(found))
             if not as_json:
-                word = f"sound{_PROVED[found.proof]}" if not reasons else f"DAMAGED: {clean('; '.join(reasons[:3]))}"
-                word += f"; optional parts DAMAGED: {clean('; '.join(beside[:3]))}" if beside else ""
-                click.echo(f"step {save.step} {save.save_id}: {word}")
-    finally:
-        store.close()
+                click.echo(_line(found))
+        calls = _calls(store)
     if as_json:
-        print_json({"schema_version": 1, "deep": deep, "pointer_problem": pointer_problem, "saves": answers,
-                    "calls": _calls()})  # fmt: skip
-    elif pointer_problem:
-        click.echo(f"latest.json is not usable: {clean(pointer_problem)}")
-    if pointer_problem or not all(a["sound"] and not a["optional_reasons"] for a in answers):
+        print_json({"schema_version": 1, "deep": deep, "pointer_problem": _problem(inventory), "saves": answers,
+                    "calls": calls})  # fmt: skip
+    else:
+        for problem in inventory.problems:
+            click.echo(f"cannot be used: {clean(problem)}")
+    if inventory.problems or not all(a["sound"] and not a["optional_reasons"] for a in answers):
         sys.exit(1)
 
 
-@command.command("sweep", short_help="Delete useless objects; --dry-run lists them.")
-@common
-@click.option("--dry-run", is_flag=True, help="Only list what would be deleted.")
-@json_option
-def sweep(where: Where, dry_run: bool, as_json: bool) -> None:
-    """Delete useless objects older than a day: unfinished uploads, superseded versions, and checkpoints without a
-    manifest. Deletes only objects with podwatch's writer tag."""
-    from podwatch.cli.offline import journal_path, load, look
-    from podwatch.domain.manifest import Keys
-    from podwatch.journal.journal import Journal
-    from podwatch.stores.open_store import parse_store_url
-    from podwatch.sync.store_removal import Sweeper
-    from podwatch.system.clock import SystemClock
+def _answer(found: "Verified") -> dict[str, Any]:
+    save = found.save
+    return {"step": save.step, "save_id": save.save_id, "sound": found.sound, "reasons": list(found.reasons),
+            "optional": save.exports, "optional_reasons": list(found.exports_reasons)}  # fmt: skip
 
-    settings = load(where)
-    journal = Journal.open(journal_path(settings))
-    store = _open(settings)
+
+def _line(found: "Verified") -> str:
+    save, reasons, exports = found.save, found.reasons, found.exports_reasons
+    text = f"DAMAGED: {clean('; '.join(reasons[:3]))}" if reasons else f"sound{_PROVED[found.proof]}"
+    text += f"; exported weights DAMAGED: {clean('; '.join(exports[:3]))}" if exports else ""
+    return f"step {save.step} {save.save_id}: {text}"
+
+
+def _place(where: Where) -> "StoreOfRun":
+    from podwatch.cli.offline import load, store_of_run
+
+    return store_of_run(load(where))
+
+
+@contextmanager
+def _opened(place: "StoreOfRun") -> "Iterator[Objects]":
+    store = place.open()
     try:
-        keys = Keys(settings.run_id, parse_store_url(settings.sync.store).prefix)
-        sweeper = Sweeper(store, keys, journal, SystemClock())
-        live = [(s.step, s.save_id) for s in look(settings).sets if s.complete]
-        found, warning = sweeper.look(live), ""
-        if not dry_run:
-            swept = sweeper.carry_out(live)
-            found, warning = swept.gone, swept.warning
+        yield store
     finally:
         store.close()
-        journal.close()
-    if as_json:
-        items = [{"what": i.what, "key": i.key, "reason": i.reason, "size_bytes": i.size_bytes} for i in found]
-        print_json({"schema_version": 1, "dry_run": dry_run, "leftovers": items, "warning": warning,
-                    "calls": _calls()})  # fmt: skip
-        return
-    for item in found:
-        click.echo(f"{'would remove' if dry_run else 'removed'} {item.what} {clean(item.key)}: {item.reason}")
-    if not found:
-        click.echo("nothing to sweep")
-    if warning:
-        click.echo(clean(warning), err=True)
-    _tell_calls()
 
 
-def _calls() -> dict[str, int]:
-    from podwatch.stores.base import TOTAL
+def _inventory(store: "Objects", place: "StoreOfRun") -> "Inventory":
+    from podwatch.store.inventory import take_inventory
 
-    return {name.lower(): count for name, count in TOTAL.snapshot().items()}
+    return take_inventory(store, place.keys)
 
 
-def _tell_calls() -> None:
+def _problem(inventory: "Inventory") -> str:
+    """The first document that cannot be used."""
+    return next(iter(inventory.problems), "")
+
+
+def _calls(store: "Objects") -> dict[str, int]:
+    return {name.lower(): store.calls[name] for name in ("A", "B", "C")}
+
+
+def _say_calls(calls: dict[str, int]) -> None:
     """Print the number of billed calls, if the store bills calls."""
-    from podwatch.stores.base import TOTAL
-
-    if any(TOTAL.snapshot().values()):
-        click.echo(TOTAL.told())
+    if any(calls.values()):
+        click.echo(f"billed calls: {calls['b']} of class B, {calls['c']} of class C")
 
 
-def _inventory(settings: "Settings") -> "tuple[list[StoredSave], str, float]":
-    """The checkpoints, the pointer's problem, and the time by the store's clock (epoch seconds)."""
-    import time
-
-    from podwatch.domain.manifest import Keys
-    from podwatch.stores.base import store_time
-    from podwatch.stores.open_store import parse_store_url
-    from podwatch.sync.inventory import inventory
-
-    store = _open(settings)
-    try:
-        keys = Keys(settings.run_id, parse_store_url(settings.sync.store).prefix)
-        return *inventory(store, keys), store_time(store, time.time())
-    finally:
-        store.close()
-
-
-def _open(settings: "Settings") -> Any:
-    from podwatch.cli.offline import open_configured_store
-
-    return open_configured_store(settings)
-
-
-def _age(save: "StoredSave", now: float) -> float:
-    return max(0.0, now - save.uploaded_wall)
-
-
-def _files(save: "StoredSave") -> int:
-    return len(save.manifest.files) if save.manifest else 0
-
-
-def _document(save: "StoredSave", now: float) -> dict[str, Any]:
+def _document(save: "Stored", inventory: "Inventory", now: float) -> dict[str, Any]:
+    """``now``: by the store's clock."""
+    newest = inventory.newest
     return {
         "step": save.step,
         "save_id": save.save_id,
-        "named": save.named,
+        "named": newest is not None and save.key == newest.key,
         "problem": save.problem,
-        "total_bytes": save.total_bytes,
-        "file_count": _files(save),
-        "age_seconds": round(_age(save, now)),
-        "lineage": save.lineage,
-        "layout": save.manifest.layout if save.manifest else "",
-        "optional": save.optional,
+        "total_bytes": save.bytes,
+        "file_count": save.files,
+        "age_seconds": round(max(0.0, now - save.wall)),
+        "lineage": save.manifest.lineage if save.manifest is not None else "",
+        "layout": save.manifest.layout if save.manifest is not None else "",
+        "pinned": save.pinned,
+        "optional": save.exports,
     }

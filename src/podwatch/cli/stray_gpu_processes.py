@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.trainers import process_names
-from podwatch.client.times_and_sizes import ago, gib
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.secrets import scrub_argv
+from podwatch.domain.times import ago, gib
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, from_here, is_alive, open_pidfd, pid_namespace, send_signal
@@ -67,7 +67,7 @@ class Found:
     blind: str = ""
 
     def to_dict(self, ended: Mapping[Stray, str]) -> dict[str, Any]:
-        from podwatch.client.times_and_sizes import rfc3339
+        from podwatch.domain.times import rfc3339
 
         return {
             "processes": [
@@ -188,14 +188,15 @@ def _started(identity: ProcessIdentity) -> float:
 
 def _devices(wanted: Iterable[int]) -> tuple[dict[int, int] | None, str]:
     """Bytes in use by GPU, or None and the reason."""
-    from podwatch.cli.check.machine import read_gpus
+    from podwatch.cli.detect_machine import read_gpus
 
     chosen = set(wanted)
     try:
         found = read_gpus(10.0)
     except Exception as error:
         return None, str(error)
-    return {gpu.index: gpu.used for gpu in found if not gpu.problem and (not chosen or gpu.index in chosen)}, ""
+    known = {gpu.index: gpu.memory_used_bytes for gpu in found if not gpu.detail}
+    return {n: used for n, used in known.items() if used is not None and (not chosen or n in chosen)}, ""
 
 
 def line(stray: Stray) -> str:

@@ -11,7 +11,6 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -123,9 +122,11 @@ def require_systemd(command: list[str]) -> None:
     """Raises HostError without a usable systemd, PermissionDenied for a user other than root, whose error names the
     ``command`` to run."""
     if not BOOTED.is_dir() or shutil.which("systemctl") is None:
-        first = init_name()
-        is_ = f" (process 1 is {first})" if first else ""
-        raise HostError(f"systemd does not run here{is_}", fix="use `podwatch run --detach`, or podwatch as PID 1")
+        raise HostError(
+            "systemd does not run here (a container?)",
+            where=str(BOOTED),
+            fix="`podwatch run --detach` in the pod's start command, or podwatch as process 1 (docs/pods.md)",
+        )
     if os.geteuid() != 0:
         raise PermissionDenied(
             "Permission denied: only root can install a service",
@@ -141,14 +142,6 @@ def require_systemd(command: list[str]) -> None:
             where=BOOT_ID,
             fix=f"umount {BOOT_ID} at each boot of the container, or use `podwatch run --detach`",
         )
-
-
-def init_name() -> str:
-    """The name of process 1; empty if it cannot be read."""
-    try:
-        return Path("/proc/1/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def systemd_version() -> int:
@@ -198,50 +191,14 @@ def start(unit: str, verb: str) -> None:
     )
 
 
-# -- without systemd -------------------------------------------------------------------------------------------------
-
-_PROVIDERS = {
-    "VAST_CONTAINERLABEL": ("Vast", "the on-start script of the instance"),
-    "RUNPOD_POD_ID": ("RunPod", "the container start command of the pod"),
-}
-"""A variable that only this provider sets -> its name, and its place for a start command."""
-
-
-def instead_of_a_service(environ: Mapping[str, str], command: list[str], config: str, init: str) -> list[str]:
-    """The lines that show how podwatch starts where systemd does not run. ``config`` is the configuration file, empty
-    if there is none; ``init`` the name of process 1."""
-    if init == "podwatch":
-        return ["podwatch is process 1 of this container: it starts with the container, nothing has to be installed."]
-    words = " ".join(command)
-    named = f" -c {config}" if config else ""
-    provider, place = next(
-        (found for name, found in _PROVIDERS.items() if environ.get(name)),
-        ("", "the pod's start command (your provider's on-start script, or the image's entrypoint)"),
-    )
-    where = f"{place} ({provider})" if provider else place
-    lines = ["Nothing was changed. Without systemd, podwatch runs like this:", ""]
-    if not config:
-        lines.append(f"    {words} config init           # writes ./podwatch.toml, and ./podwatch.env for the key")
-    lines += [
-        f"    {words}{named} check",
-        f"    {words}{named} run --detach   # returns at once; podwatch guards until the pod stops",
-        "",
-        f"To start it with the pod, add this line to {where}:",
-        "",
-        f"    {words} -c {config or '/path/to/podwatch.toml'} run --detach",
-        "",
-        "docs/pods.md in podwatch's repository has the whole way for Vast, RunPod, Prime and Lambda.",
-    ]
-    return lines
-
-
 # -- what else guards the run ----------------------------------------------------------------------------------------
 
 
 def guard_elsewhere(run_id: str, state_dir: Path, unit: str) -> int:
     """The pid that ends a podwatch that guards the run and is not this service's; 0 if there is none. With `--detach`
     it is that of the parent, which would start the daemon again."""
-    from podwatch.client.find_daemon import Hints, holder, process_alive, runtime_roots
+    from podwatch.cli.find_daemon import Hints, holder, runtime_roots
+    from podwatch.system.endpoint import process_alive
 
     hints = Hints(run_id, state_dir)
     found = holder(run_id, {}, hints)
@@ -268,7 +225,7 @@ def ends_training(pid: int) -> bool:
 
 def running_version(run_id: str, state_dir: Path) -> str:
     """The version of the podwatch that guards the run; empty if none does, or it does not say."""
-    from podwatch.client.find_daemon import Hints, find_runs
+    from podwatch.cli.find_daemon import Hints, find_runs
 
     runs = find_runs({}, Hints(run_id, state_dir))
     return next((f.endpoint.version for f in runs if f.alive and f.endpoint.run_id == run_id), "")

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from podwatch.cli.ask_daemon import NotRunning, ask_status, call
 from podwatch.cli.common import Where, ask, clean, common, json_option, need_daemon, print_json, say
-from podwatch.client.ask_daemon import NotRunning, ask_status, call
 from podwatch.domain.errors import Busy, ExitCode, UsageError
 
 COMMAND_SHOWN = 60

@@ -13,7 +13,7 @@ import click
 
 from podwatch.cli.common import Where, ask, common, find_daemon, json_option
 from podwatch.cli.systemd_service import Origin, Service, active, origin, service_of, systemctl
-from podwatch.cli.uninstall_report import Report
+from podwatch.cli.uninstall_report import show_report
 from podwatch.domain.errors import ConfigurationError, HostError, PermissionDenied
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ def command(where: Where, dry_run: bool, stop_training: bool, as_json: bool) -> 
     """
     service = service_of(where.run)
     settings, config, problem = _load(where, service)
-    report = Report(service, settings, config, problem)
-    if dry_run:
-        report.show(as_json=as_json, planned=True)
-        return
-    if stop_training and settings is not None:
-        _stop_training(settings, where, config, say=not as_json)
-    removed = _remove_service(service, say=not as_json)
-    report.show(as_json=as_json, removed=removed)
+    removed: list[str] = []
+    if not dry_run:
+        if stop_training and settings is not None:
+            _stop_training(settings, where, config, say=not as_json)
+        removed = _remove_service(service, say=not as_json)
+    show_report(service, settings, config, problem, as_json=as_json, planned=dry_run, removed=removed)
 
 
 # -- what there is ---------------------------------------------------------------------------------------------------

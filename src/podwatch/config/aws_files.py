@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.trusted_configuration import check_trusted, read_trusted
+from podwatch.config.trusted_files import check_trusted, read_trusted
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
 
 

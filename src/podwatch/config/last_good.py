@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.client.trusted_configuration import read_trusted, read_trusted_bytes
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
 from podwatch.config.settings import Settings
+from podwatch.config.trusted_files import read_trusted, read_trusted_bytes
 from podwatch.domain.document import Document, Text, writable
 from podwatch.domain.errors import ConfigurationError, IntegrityError
 from podwatch.domain.safe_names import valid_run_id

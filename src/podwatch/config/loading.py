@@ -17,14 +17,14 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.command_directory import TYPED_IN, resolved
-from podwatch.config.problems import ConfigurationProblems, Problem, explain_errors, find_secrets
+from podwatch.config.problems import ConfigurationProblems, Problem, explain_errors, find_fixed, find_secrets
 from podwatch.config.setting_names import (
     ENV_PREFIX,
     OPERATIONAL,
     OPERATIONAL_PREFIXES,
     env_name,
+    fixed_keys,
     flatten,
     known_keys,
     known_sections,
@@ -33,6 +33,7 @@ from podwatch.config.setting_names import (
 )
 from podwatch.config.settings import Settings
 from podwatch.config.test_times import setting_times
+from podwatch.config.trusted_files import read_trusted
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
 
@@ -95,7 +96,11 @@ def load_text(
     }
     sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
     for name, layer in layers.items():
-        sources |= dict.fromkeys(flatten(layer), name)
+        given = dict.fromkeys(flatten(layer), name)
+        sources |= given
+        if name != "PODWATCH_TEST_TIMES":
+            problems += find_fixed(given, given, path)
+            layers[name] = _without_fixed(layer)  # one problem for each is enough
     settings = None
     try:
         context = {"directory": environ.get(TYPED_IN, "")}
@@ -205,6 +210,15 @@ def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
         deep = isinstance(error, RecursionError)
         what = "it is nested too deeply" if deep else "it has a number with too many digits"
         raise ConfigurationError(f"not valid TOML: {what}", where=str(path), fix="correct it") from error
+
+
+def _without_fixed(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A layer without the values that no configuration sets."""
+    return {
+        name: _without_fixed(value, f"{prefix}{name}.") if isinstance(value, dict) else value
+        for name, value in data.items()
+        if f"{prefix}{name}" not in fixed_keys()
+    }
 
 
 def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:

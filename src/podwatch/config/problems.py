@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from podwatch.config.setting_names import (
     env_name,
+    fixed_keys,
     is_credential_key,
     known_keys,
     known_sections,
@@ -72,6 +73,15 @@ def explain_errors(error: ValidationError, sources: Mapping[str, str], path: Pat
         if unknown or detail["type"] == "missing" or key not in problems:
             problems[key] = replace(found, where=_place(key, sources, path))
     return list(problems.values())
+
+
+def find_fixed(keys: Iterable[str], sources: Mapping[str, str], path: Path | None) -> list[Problem]:
+    """One problem for each of the given keys that only tests can set."""
+    return [
+        Problem(f"{_name(key)} is no setting", _place(key, sources, path), "remove it: podwatch chooses this value")
+        for key in keys
+        if key in fixed_keys()
+    ]
 
 
 def _problem_of(key: str, detail: dict[str, Any]) -> Problem:
@@ -137,7 +147,7 @@ def _covers(key: str, name: str) -> bool:
 
 def _setting_of(path: tuple[str, ...]) -> str:
     """The setting of a pydantic location, without list indices and union members."""
-    names = set(known_keys()) | set(known_sections())
+    names = {*known_keys(), *fixed_keys(), *known_sections()}
     for length in range(len(path), 0, -1):
         if ".".join(path[:length]) in names:
             return ".".join(path[:length])

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from podwatch.config.settings import Section, Settings
+from podwatch.config.settings import FIXED, Section, Settings
 from podwatch.domain.secrets import name_strength, url_secrets
 
 ENV_PREFIX = "PODWATCH_"
@@ -40,7 +40,7 @@ OPERATIONAL = frozenset(
     }
 )
 """PODWATCH_* variables that are not settings: exported to training, or read by commands."""
-OPERATIONAL_PREFIXES = ("PODWATCH_HOOK_", "PODWATCH_HEARTBEAT_", "PODWATCH_FILL_", "PODWATCH_AWS_")
+OPERATIONAL_PREFIXES = ("PODWATCH_HOOK_", "PODWATCH_HEARTBEAT_", "PODWATCH_AWS_")
 
 _SECRET_TOML = re.compile(r"^(?:b2_)?(?:application|account)_?key(?:_?id)?$|^(?:secret|access)_?key(?:_?id)?$", re.I)
 
@@ -65,8 +65,17 @@ def submodel(field: FieldInfo) -> type[Section] | None:
     return None
 
 
-def walk(model: type[Section] = Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def walk(model: type[Section] = Settings) -> Iterator[tuple[str, FieldInfo]]:
     """Every leaf setting with its dotted name, sections in their order, plain keys first."""
+    return ((key, field) for key, field in _leaves(model) if field.json_schema_extra != FIXED)
+
+
+def walk_fixed() -> Iterator[tuple[str, FieldInfo]]:
+    """The same of the values that no configuration sets."""
+    return ((key, field) for key, field in _leaves(Settings) if field.json_schema_extra == FIXED)
+
+
+def _leaves(model: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     sections: list[tuple[str, type[Section]]] = []
     for name, field in model.model_fields.items():
         section = submodel(field)
@@ -75,7 +84,7 @@ def walk(model: type[Section] = Settings, prefix: str = "") -> Iterator[tuple[st
         else:
             yield f"{prefix}{name}", field
     for name, section in sections:
-        yield from walk(section, f"{prefix}{name}.")
+        yield from _leaves(section, f"{prefix}{name}.")
 
 
 def unit_of(field: FieldInfo) -> Any:
@@ -100,10 +109,16 @@ def known_keys() -> tuple[str, ...]:
 
 
 @cache
+def fixed_keys() -> frozenset[str]:
+    """Names that a test can set and a configuration cannot."""
+    return frozenset(name for name, _ in walk_fixed())
+
+
+@cache
 def known_sections() -> tuple[str, ...]:
     """Dotted section names, parents first."""
     found: dict[str, None] = {}
-    for name in known_keys():
+    for name, _ in _leaves(Settings):
         parts = name.split(".")
         for length in range(1, len(parts)):
             found.setdefault(".".join(parts[:length]))

@@ -21,9 +21,7 @@ from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import GIB, parse_duration, parse_ratio, parse_size
 from podwatch.domain.event import Topic
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, REFUSAL_SECONDS
-from podwatch.domain.manifest import DEFAULT_PART_SIZE
 from podwatch.domain.node_from_engine import MOST_NODES
-from podwatch.domain.replacement import LONGEST_CALL_SECONDS, PROVIDER_NAME
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.trainer_log import LogRule
 
@@ -48,7 +46,6 @@ LAYOUTS = (
     "custom",
 )
 """podwatch's own values of ``trainer.layout``; installed packages can add more."""
-"""The same for the scheme of ``sync.store``."""
 
 HookEvent = Literal[
     "checkpoint", "published", "milestone", "finished", "ended", "started", "restarted", "incident", "gave-up",
@@ -70,6 +67,14 @@ LIVE: JsonDict = {"reload": "live"}
 """Mark of a setting, or of a section, that is read at each turn, at each start of training, when it is needed, or by a
 command only. All others, and those that are marked ``AT_START`` in such a section, wait for podwatch's next start."""
 AT_START: JsonDict = {"reload": "at start"}
+FIXED: JsonDict = {"fixed": True}
+"""Mark of a value that no file, variable or flag sets: pods that disagree about it would break the protocol between
+them, or nobody has a reason to change it. Tests set it (``test_times.py``)."""
+
+
+def fixed(value: Any, description: str, **limits: Any) -> Any:
+    """A ``FIXED`` field. It stands among the settings because a section is the argument of the functions that judge."""
+    return Field(value, json_schema_extra=FIXED, description=description, **limits)
 
 
 class Section(BaseModel):
@@ -175,7 +180,7 @@ class TrainerSettings(Section):
 class GpuSettings(Section):
     inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
     trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
-    poll: Duration = Field(2.0, gt=0, description="time between two reads of GPU memory")
+    poll: Duration = fixed(2.0, "time between two reads of GPU memory", gt=0)
     # Four polls: longer than any observed dip during a weight swap, and short enough for a verdict in 15 s.
     hold: Duration = Field(8.0, gt=0, json_schema_extra=LIVE, description="memory gone for this long is a silent death")
     # A bare CUDA context and a driver take 0.3-0.7 GiB; a loaded model takes far more.
@@ -184,16 +189,14 @@ class GpuSettings(Section):
         json_schema_extra=LIVE,
         description="a dedicated GPU with less in use counts as empty",
     )
-    deadline: Duration = Field(5.0, gt=0, description="a slower NVML call makes the GPU sensor blind")
+    deadline: Duration = fixed(5.0, "a slower NVML call makes the GPU sensor blind", gt=0)
     # A start on a full GPU fails.
     release_wait: Duration = Field(
         60.0,
         json_schema_extra=LIVE,
         description="after a stop: longest wait for free GPU memory, then `blocked`",
     )
-    release_margin: Size = Field(
-        GIB, json_schema_extra=LIVE, description="a GPU is free if it uses at most this much more than before training"
-    )
+    release_margin: Size = fixed(GIB, "a GPU is free if it uses at most this much more than before training")
 
     @property
     def shared(self) -> tuple[int, ...]:
@@ -213,12 +216,8 @@ class GpuSettings(Section):
 
 class InferenceSettings(Section):
     urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
-    timeout: Duration = Field(2.0, gt=0, description="a slower answer counts as a timeout")
-    poll: Duration = Field(5.0, gt=0, description="time between two reads of /health and /metrics")
-    discover: bool = Field(True, description="if urls is empty, find the servers by their ports")
-    liveness: Literal["auto", "off"] = Field(
-        "auto", description="also read prime-rl's /liveness: only it shows a hung engine"
-    )
+    timeout: Duration = fixed(2.0, "a slower answer counts as a timeout", gt=0)
+    poll: Duration = fixed(5.0, "time between two reads of /health and /metrics", gt=0)
     sleep: Literal["auto", "yes", "no"] = Field(
         "auto",
         json_schema_extra=LIVE,
@@ -232,19 +231,13 @@ class HangSettings(Section):
     # prime-rl waits up to 2 x 720 s for a weight update without any progress.
     floor: Duration = Field(
         25 * 60.0,
-        description="shortest time without a step that can be a hang",
+        description="shortest time without a step that can be a hang; below 25m, other signals count sooner too",
     )
     # A step five times slower than the median is slow, not hung.
     k: float = Field(
         6.0,
         ge=2,
         description="a hang also needs this many median gaps between signs of progress",
-    )
-    # Above the waits inside one healthy step.
-    agree: Duration = Field(
-        600.0,
-        gt=0,
-        description="base of a hang's waiting times: idle GPUs count after 3 times this (docs/detection.md)",
     )
 
 
@@ -314,12 +307,10 @@ class CustomLayoutSettings(Section):
 
 
 class CheckpointSettings(Section):
-    rescan: Duration = Field(10.0, gt=0, description="longest time between two scans")
-    settle: Duration = Field(5.0, ge=0, description="a checkpoint with a strong marker must be unchanged this long")
-    settle_weak: Duration = Field(60.0, ge=0, description="the same for a layout without a marker")
-    settle_tracker: Duration = Field(
-        15.0, ge=0, description="the same where a last file or a tracker file is the marker"
-    )
+    rescan: Duration = fixed(10.0, "longest time between two scans", gt=0)
+    settle: Duration = fixed(5.0, "a checkpoint with a strong marker must be unchanged this long", ge=0)
+    settle_weak: Duration = fixed(60.0, "the same for a layout without a marker", ge=0)
+    settle_tracker: Duration = fixed(15.0, "the same where a last file or a tracker file is the marker", ge=0)
     custom: CustomLayoutSettings | None = Field(
         None, json_schema_extra=REFUSED, description='a section; required for layout = "custom"'
     )
@@ -341,18 +332,12 @@ class SyncSettings(Section):
         "auto",
         description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
     )
-    part_size: Size = Field(DEFAULT_PART_SIZE, description="B2's recommended part size; 5 MB to 5 GB")
+    # 47 GB are 470 objects; a kill loses at most this for each connection.
+    part_size: Size = Field(100_000_000, description="larger files are stored in pieces of this size; 5 MB to 5 GB")
     connections: int = Field(8, ge=1, le=64, description="parallel connections of an upload or a restore")
     max_rate: Size | None = Field(None, description="upload limit in bytes per second")
-    upload_gap: Duration = Field(
-        0.0,
-        ge=0,
-        description="shortest time between the starts of two uploads",
-    )
-    sweep: Duration = Field(
-        600.0,
-        description="time between two searches for unstored checkpoints",
-    )
+    upload_gap: Duration = fixed(0.0, "shortest time between the starts of two uploads", ge=0)
+    sweep: Duration = fixed(600.0, "time between two searches for unstored checkpoints")
     max_lag: Duration = Field(
         7200.0,
         json_schema_extra=LIVE,
@@ -382,37 +367,21 @@ class SyncSettings(Section):
         True,
         description="also upload configuration, ends of logs and incident bundles",
     )
-    artefacts_every: Duration = Field(900.0, ge=60, description="time between two uploads of log ends")
-    artefacts_log: Size = Field(256_000, ge=1000, le=5_000_000, description="size of the end of each log to upload")
+    artefacts_every: Duration = fixed(900.0, "time between two uploads of log ends", ge=60)
+    artefacts_log: Size = fixed(256_000, "size of the end of each log to upload", ge=1000, le=5_000_000)
     # B2 throttles faster writes; other pods wait for five missed ones (holder_patience).
-    heartbeat: Duration = Field(
-        60.0,
-        ge=5,
-        le=100,
-        description="time between two heartbeats in the store",
-    )
-    holder_patience: Duration = Field(
-        PATIENCE_SECONDS,
-        description="time without a heartbeat until podwatch takes over another pod's run",
+    heartbeat: Duration = fixed(60.0, "time between two heartbeats in the store", ge=5, le=100)
+    holder_patience: Duration = fixed(
+        PATIENCE_SECONDS, "time without a heartbeat until podwatch takes over another pod's run"
     )
     # 30 s of a confirmation, 60 s of a write, 10 s of margin.
-    claim_wait: Duration = Field(
-        CLAIM_WAIT_SECONDS,
-        ge=0,
-        description="time from a claim in B2 to its decision",
-    )
+    claim_wait: Duration = fixed(CLAIM_WAIT_SECONDS, "time from a claim to its decision", ge=0)
     # By then all of B2's servers know a new key or bucket.
-    refusal_wait: Duration = Field(
+    refusal_wait: Duration = fixed(
         REFUSAL_SECONDS,
+        "if the store refuses access and training cannot start: time until podwatch exits with 77",
         ge=0,
-        description="if the store refuses access and training cannot start: time until podwatch exits with 77",
     )
-
-    @model_validator(mode="after")
-    def _parts(self) -> "SyncSettings":
-        if self.store.startswith("s3://") and self.part_size < 5 << 20:
-            raise ValueError("part_size must be at least 5MiB for s3://, because S3 refuses smaller parts")
-        return self
 
     @model_validator(mode="after")
     def _patience(self) -> "SyncSettings":
@@ -443,7 +412,7 @@ class SyncSettings(Section):
     @classmethod
     def _part(cls, value: int) -> int:
         if not 5_000_000 <= value <= 5_000_000_000:
-            raise ValueError("must be between 5MB and 5GB (B2's limits for a part)")
+            raise ValueError("must be between 5MB and 5GB: no store takes more in one request")
         return value
 
 
@@ -480,9 +449,9 @@ class RecoverySettings(Section):
         description="podwatch gives up when this number and budget_time are both used up",
     )
     budget_time: Duration = Field(7200.0, description="see budget_restarts")
-    backoff_min: Duration = Field(10.0, description="first pause between restarts")
-    backoff_max: Duration = Field(600.0, description="longest pause between restarts")
-    calm: Duration = Field(1800.0, description="the counters restart from zero after this long without a failure")
+    backoff_min: Duration = fixed(10.0, "first pause between restarts")
+    backoff_max: Duration = fixed(600.0, "longest pause between restarts")
+    calm: Duration = fixed(1800.0, "the counters restart from zero after this long without a failure")
     retry_after_give_up: Duration = Field(
         3600.0,
         description="one attempt this often after giving up; 0: never",
@@ -507,11 +476,7 @@ class RecoverySettings(Section):
         description="longest time to store the last checkpoint",
     )
     # Longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt of the engine.
-    standby: Duration = Field(
-        900.0,
-        ge=0,
-        description="job mode: longest wait for another pod or what blocks a start; then 86",
-    )
+    standby: Duration = fixed(900.0, "job mode: longest wait for another pod or what blocks a start; then 86", ge=0)
     end_grace: Duration | None = Field(
         None,
         ge=1,
@@ -520,16 +485,9 @@ class RecoverySettings(Section):
         description="job mode: from SIGTERM until podwatch kills training; default: 0.85 of the engine's",
     )
     # As many as the restarts of one machine: an attempt has used those up already, and each next one rents a machine.
-    job_attempts: int = Field(
-        5,
-        ge=2,
-        json_schema_extra=AT_START,
-        description="job mode: attempts in a row without progress before 65 instead of 86",
-    )
-    bad_host_for: Duration = Field(
-        86_400.0,
-        json_schema_extra=AT_START,
-        description="job mode: no attempt starts on a machine for this long after its fault; 0: off",
+    job_attempts: int = fixed(5, "job mode: attempts in a row without progress before 65 instead of 86", ge=2)
+    bad_host_for: Duration = fixed(
+        86_400.0, "job mode: no attempt starts on a machine for this long after its fault; 0: off"
     )
 
 
@@ -550,21 +508,9 @@ class NodesSettings(Section):
         description="number of nodes; default: from the engine's variables",
     )
     # Engines start the nodes of a job minutes apart.
-    wait: Duration = Field(
-        600.0,
-        ge=1,
-        description="a start waits this long for the other nodes, then ends with 86",
-    )
+    wait: Duration = fixed(600.0, "a start waits this long for the other nodes, then ends with 86", ge=1)
     # Longer than the attribute cache of NFS (60 s), and than a restart of podwatch takes.
-    silence: Duration = Field(
-        90.0,
-        ge=5,
-        description="a node that has not reported for this long is gone, and all nodes end",
-    )
-    disks: Literal["shared", "local"] = Field(
-        "shared",
-        description="all nodes see the same output_dir. podwatch refuses local: each saves to a disk of its own",
-    )
+    silence: Duration = fixed(90.0, "a node that has not reported for this long is gone, and all nodes end", ge=5)
 
     @property
     def several(self) -> bool:
@@ -581,49 +527,12 @@ class EndPodSettings(Section):
     command: tuple[str, ...] = Field(
         (), description="argv, without a shell; runs once the final sync is done or its time is over"
     )
-    on: tuple[Literal["finished", "gave-up", "superseded"], ...] = Field(
-        ("finished", "gave-up", "superseded"), description="the ends of the run after which it runs"
-    )
     env_file: Path | None = Field(
         None,
         description="file with the provider's key; mode 0600",
     )
-    timeout: Duration = Field(60.0, gt=0, description="the command is killed after this time")
-    tries: int = Field(5, ge=1, description="most runs of the command for one end")
-
-
-class ProviderSettings(Section):
-    """One table of ``[controller.providers]``: a provider command (docs/controller.md)."""
-
-    command: tuple[str, ...] = Field(
-        ..., min_length=1, description="argv, without a shell; list, create or destroy is appended"
-    )
-    env_file: Path | None = Field(None, description="file with the provider's key; mode 0600")
-    timeout: Duration = Field(
-        120.0, gt=0, le=LONGEST_CALL_SECONDS, description="a call is killed after this time: its outcome is unknown"
-    )
-
-
-class ControllerSettings(Section):
-    """``[controller]``: what `podwatch controller` runs on this machine. Its caps are in controller.json in the store
-    (docs/controller.md). The daemon does not use this section."""
-
-    model_config = ConfigDict(json_schema_extra=LIVE)
-
-    providers: dict[str, ProviderSettings] = Field(
-        default_factory=dict,
-        description="a table for each provider, with the keys command, env_file, timeout",
-    )
-    # Half of a heartbeat, and few calls of an API.
-    every: Duration = Field(30.0, ge=5, description="time between two looks with --loop")
-
-    @field_validator("providers")
-    @classmethod
-    def _names(cls, value: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
-        for name in value:
-            if not PROVIDER_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is not a name: use letters, digits, - and _")
-        return value
+    timeout: Duration = fixed(60.0, "the command is killed after this time", gt=0)
+    tries: int = fixed(5, "most runs of the command for one end", ge=1)
 
 
 def _real_argv(value: object) -> object:
@@ -745,25 +654,14 @@ class EvaluationSettings(Section):
 
 
 class ResourceSettings(Section):
-    model_config = ConfigDict(json_schema_extra=LIVE)
+    """When a resource counts as scarce, and a checkpoint as overdue."""
 
-    files_above: Ratio = Field(
-        0.8,
-        description="warn above this share of the open-file limit",
-    )
-    memory_above: Ratio = Field(
-        0.95,
-        description="warn above this share of host or container memory",
-    )
-    shm_above: Ratio = Field(0.9, description="warn above this share of /dev/shm")
-    overdue: float = Field(
-        3.0,
-        ge=1,
-        description="a checkpoint is overdue after this many save intervals",
-    )
-    overdue_floor: Duration = Field(
-        3600.0,
-        description="... and never sooner than this; before two intervals are known, this times overdue",
+    files_above: Ratio = fixed(0.8, "warn above this share of the open-file limit")
+    memory_above: Ratio = fixed(0.95, "warn above this share of host or container memory")
+    shm_above: Ratio = fixed(0.9, "warn above this share of /dev/shm")
+    overdue: float = fixed(3.0, "a checkpoint is overdue after this many save intervals", ge=1)
+    overdue_floor: Duration = fixed(
+        3600.0, "... and never sooner than this; before two intervals are known, this times overdue"
     )
 
 
@@ -798,29 +696,17 @@ class TrainingHealthSettings(Section):
     stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
     # RL rewards change slowly: with fewer steps, every plateau of a healthy run would be reported.
     plateau_steps: int = Field(200, ge=0, description="warn when the reward is flat for this many steps; 0: off")
-    plateau_stop_steps: int = Field(
-        300,
-        ge=0,
-        description="with stop: end training after this many steps without improvement",
-    )
     entropy_below: float | None = Field(0.05, description="warn below this entropy")
     kl_above: float | None = Field(0.5, description="warn above this KL divergence")
     grad_norm_above: float | None = Field(5.0, description="warn above this gradient norm")
-    # A single odd batch does not count.
-    steps: int = Field(5, ge=1, description="number of consecutive steps before a warning")
     metrics_file: str = Field(
         "", json_schema_extra=AT_START, description="JSON-lines file with the metrics; default: the layout's"
-    )
-    metrics_url: str = Field(
-        "", json_schema_extra=AT_START, description="the trainer's own /metrics, for example http://127.0.0.1:9090"
     )
 
 
 class RecordSettings(Section):
     enabled: bool = Field(True, description="record the sensor data for `podwatch replay`")
-    max_size: Size = Field(
-        32_000_000, ge=1_000_000, description="size of all recordings; the oldest part is deleted first"
-    )
+    max_size: Size = fixed(32_000_000, "size of all recordings; the oldest part is deleted first", ge=1_000_000)
 
 
 class HttpSettings(Section):
@@ -880,19 +766,17 @@ class NotifySettings(Section):
     min_severity: Literal["warning", "critical"] = Field(
         "critical", description="lowest severity of a finding that is sent"
     )
-    remind: Duration = Field(
-        3600.0,
-        ge=0,
-        description="time until a lasting critical finding is repeated, then twice as long; 0: never",
+    remind: Duration = fixed(
+        3600.0, "time until a lasting critical finding is repeated, then twice as long; 0: never", ge=0
     )
-    per_hour: int = Field(20, ge=2, description="most notices per hour, half of them for critical ones")
-    timeout: Duration = Field(20.0, gt=0, le=300, description="time limit of one attempt; up to 8 attempts")
+    per_hour: int = fixed(20, "most notices per hour, half of them for critical ones", ge=2)
+    timeout: Duration = fixed(20.0, "time limit of one attempt; up to 8 attempts", gt=0, le=300)
     heartbeat_urls: tuple[str, ...] = Field(
         (),
         description="dead-man's switch: URLs that are called; with a key: in heartbeat_urls_file",
     )
     heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
-    heartbeat_every: Duration = Field(60.0, ge=5, le=3600, description="time between two calls of heartbeat_urls")
+    heartbeat_every: Duration = fixed(60.0, "time between two calls of heartbeat_urls", ge=5, le=3600)
 
     @property
     def topics(self) -> frozenset[Topic]:
@@ -930,8 +814,7 @@ class WandbSettings(Section):
     enabled: bool = Field(False, description="write podwatch's own W&B run; needs 90 MB of memory")
     project: str = Field("", description="W&B project; default: training's own")
     entity: str = Field("", description="W&B entity; default: the entity of the key")
-    every: Duration = Field(300.0, ge=10, description="time between two rows of metrics")
-    alerts: bool = Field(True, description="also send notices as W&B alerts")
+    every: Duration = fixed(300.0, "time between two rows of metrics", ge=10)
     python: Path | None = Field(None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]")
     user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
 
@@ -992,7 +875,6 @@ class Settings(Section):
     recovery: RecoverySettings = RecoverySettings()
     nodes: NodesSettings = NodesSettings()
     end_pod: EndPodSettings = EndPodSettings()
-    controller: ControllerSettings = ControllerSettings()
     resources: ResourceSettings = ResourceSettings()
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
@@ -1044,12 +926,6 @@ class Settings(Section):
             raise ValueError("state_dir must not be inside trainer.output_dir: trainers wipe it or refuse to start")
         if (place := self.evaluation.dir) is not None and (output == place or output in place.parents):
             raise ValueError("evaluation.dir must not be inside trainer.output_dir: trainers wipe it")
-        if self.nodes.disks == "local":
-            raise ValueError(
-                'nodes.disks = "local" is not supported: several nodes must share the file system that holds'
-                " trainer.output_dir, because with a disk for each of them no node has a whole checkpoint. Save to a"
-                " shared directory (NFS, Lustre, a ReadWriteMany volume) and remove nodes.disks"
-            )
         if self.evaluation.command and self.evaluation.gpus == "free" and not (*self.gpu.inference, *self.gpu.trainer):
             raise ValueError(
                 'evaluation.gpus = "free" needs the GPUs of training in gpu.inference or gpu.trainer: without them'
@@ -1089,6 +965,7 @@ class Policies(BaseModel):
     resources: ResourceSettings = ResourceSettings()
     training: TrainingHealthSettings = TrainingHealthSettings()
     startup_patience: float = TrainerSettings.model_fields["startup_patience"].default
+    nofile: int = TrainerSettings.model_fields["nofile"].default
     log_rules: tuple[LogRule, ...] = ()
     max_steps: int | None = None
     """Target step; None if neither the settings nor the command say."""
@@ -1101,6 +978,6 @@ class Policies(BaseModel):
 
     def for_recording(self) -> dict[str, Any]:
         """As JSON, without what judges nothing: a URL can hold a password."""
-        secret = {"training": {"metrics_file", "metrics_url"}, "inference": {"urls"}}
+        secret = {"training": {"metrics_file"}, "inference": {"urls"}}
         text = self.model_dump_json(exclude=secret)  # a number that is not finite is a text only there
         return cast("dict[str, Any]", json.loads(text))

@@ -1,8 +1,7 @@
-"""One look of the controller, and the action that follows: read (policy/rented_machines.py), decide (replacement.py),
-act, record.
+"""One turn of the controller, and the action that follows: read, observe, decide, record, act.
 
-A request for a machine is recorded in the store before it is sent, and only while this controller's claim is known to
-be the first. Whatever the command answers, the next look compares the provider's list with the records.
+A request is in the records before it is sent, and the store's claim names its number. Whatever the command answers, the
+next turn compares the provider's list with the records.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,29 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from podwatch.controller.providers import OutcomeUnknown, ProviderError
-from podwatch.controller.run_store import ControllerClock, RunStore
+from podwatch.controller.configuration import LONGEST_CALL_SECONDS, ControllerConfiguration
+from podwatch.controller.decide import Action, Decision, control_wanted, decide
+from podwatch.controller.machines import Listing
+from podwatch.controller.observe import Facts, observe
+from podwatch.controller.provider import OutcomeUnknown, ProviderError
+from podwatch.controller.records import Bill, ControllerRecords, MachineRecord, RecordFile
+from podwatch.controller.run_view import RunView
 from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
-from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError, is_refusal
-from podwatch.domain.replacement import LONGEST_CALL_SECONDS, Listing, Record, settled
-from podwatch.policy.rented_machines import Facts, observed, unrecorded
-from podwatch.policy.replacement import Action, Decision, control_wanted, decide, unwritable
-from podwatch.stores.fenced_writes import TooLate
+from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
+from podwatch.store.interfaces import StoreClock
 
 MOST_ROUNDS = 12
-"""Further looks of one ``--once``: four at a silent heartbeat, two destroyed machines, a claim, a request and its
-check, and some repetitions."""
+"""Further turns of one ``--once``."""
 AGAIN_SECONDS = 5.0
 FRESH_SECONDS = 60.0
 """Nothing is done on what was read longer ago: a frozen controller would take its own absence for the pod's."""
-NOT_CREATED = (
-    "not created: caps and spend lie in the store, where whoever can write as a pod could raise them. Start a pod"
-    " yourself, with `podwatch bootstrap`"
-)
-STALE = "Reading took too long: what was read is too old to act on."
-CHANGED = "The records changed while the lists were read."
-"""A record is written before its machine is requested: only one that is still missing now is lost."""
-RECORD_ATTEMPTS = 3
 RETRY_SECONDS = 60.0
 """Until the destruction of a machine that failed is tried again."""
 
@@ -47,70 +39,48 @@ class Provider(Protocol):
     def destroy(self, machine: str, label: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """``result``: what the action came to; empty if there was none. ``code``: exit code of a single look."""
-
-    decision: Decision
-    result: str = ""
-    code: ExitCode = ExitCode.OK
-    next_look: float = 30.0
-    again: bool = False
-    """Another look should follow soon, because the action changed something."""
-
-
 @dataclass
 class Controller:
-    """One run. ``act`` False: everything but reading is left out. ``creates`` False: it requests no machine."""
+    """One run. ``act`` False: everything but reading is left out. ``parallel``: ask several providers at once."""
 
-    store: RunStore
-    run_id: str
+    caps: ControllerConfiguration
+    view: RunView
+    file: RecordFile
+    records: ControllerRecords
     providers: Mapping[str, Provider]
-    clock: ControllerClock
+    clock: StoreClock
     act: bool = True
-    creates: bool = True
     parallel: bool = True
-    """Ask several providers at once."""
     _failed: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Machines whose destruction failed, and when (boottime): the others are not kept waiting."""
+    """Machines whose destruction failed, and when (boottime)."""
 
-    def look(self) -> Look:
-        """Blocks for as long as the store and the commands take. Raises RemoteError if the store does not answer."""
-        before = self.store.records()
+    def turn(self) -> Decision:
+        """Blocks for as long as the store and the commands take. Raises HostError where the records cannot be
+        written: then nothing is created."""
         began = self.clock.boottime()
         lists = self._lists()
+        listed = self.clock.boottime()
+        number = max((m.number for m in self.records.machines if not m.adopted), default=0)
+        run = self.view.read(number=number, claims=self.act)
         now = self.clock.boottime()
+        if listed - began > LONGEST_CALL_SECONDS + FRESH_SECONDS or now - listed > LONGEST_CALL_SECONDS:
+            what = "Reading took too long: what was read is too old to act on."
+            return Decision(Action.WAIT, what, code=ExitCode.TRY_AGAIN, next_turn=1.0, soon=True)
         self._failed = {key: at for key, at in self._failed.items() if now - at < RETRY_SECONDS}
-        facts = replace(self.store.facts(lists), skip=frozenset(self._failed))
-        late = now - began > LONGEST_CALL_SECONDS + FRESH_SECONDS
-        if late or self.clock.boottime() - now > FRESH_SECONDS:
-            return Look(Decision(Action.WAIT, STALE), code=ExitCode.TRY_AGAIN, next_look=1.0, again=True)
-        if unrecorded(before, facts) and self.store.records() != before:
-            return Look(Decision(Action.WAIT, CHANGED), code=ExitCode.TRY_AGAIN, next_look=1.0, again=True)
-        after = observed(before, facts)
-        decision = decide(after, facts)
+        wall = max(self.clock.wall(), self.records.newest_at)
+        facts = Facts(wall, self.caps, self.file.tag, lists, run, frozenset(self._failed))
+        machines = observe(self.records.machines, facts)
+        decision = decide(machines, facts)
         if not self.act:
-            return _waits(decision)
-        try:
-            self._write(before, after, facts)
-        except RemoteError as error:
-            needed = unwritable(after, facts) if is_refusal(error) else None
-            if needed is None:
-                raise
-            return self._destroy(needed)
-        if self.clock.boottime() - now > FRESH_SECONDS:
-            return Look(Decision(Action.WAIT, STALE), code=ExitCode.TRY_AGAIN, next_look=1.0, again=True)
-        look = self._act(decision, facts)
-        self.store.journal({**decision.to_dict(), "result": look.result or None})
-        return look
-
-    def _write(self, before: tuple[Record, ...], after: tuple[Record, ...], facts: Facts) -> None:
-        """Store what the look found."""
-        self.store.keep_rules()
-        self.store.update(before, after)
-        wanted = control_wanted(after, facts)
-        if wanted is not None:
-            self.store.write_control(wanted)
+            acts = decision.action in (Action.CREATE, Action.DESTROY)
+            return replace(decision, result="not done: a dry run changes nothing" if acts else "")
+        self._save(machines, wall)
+        trouble = self._order(machines, facts)
+        if trouble and decision.action is Action.CREATE:
+            return Decision(Action.WAIT, trouble, code=ExitCode.UNAVAILABLE)
+        if decision.action is Action.DESTROY:
+            return self._destroy(decision)
+        return self._create(decision) if decision.action is Action.CREATE else decision
 
     def _lists(self) -> dict[str, Listing | str]:
         names = sorted(self.providers)
@@ -121,145 +91,102 @@ class Controller:
 
     def _list(self, name: str) -> Listing | str:
         try:
-            return self.providers[name].list(self.run_id)
+            return self.providers[name].list(self.caps.run_id)
         except PodwatchError as error:
             return str(error)
 
-    def _act(self, decision: Decision, facts: Facts) -> Look:
-        if decision.action is Action.CREATE and not self.creates:
-            return Look(decision, NOT_CREATED, ExitCode.FAILED)
-        if decision.prepare:
-            self.store.claim(decision.prepare)
-        if decision.action is Action.DESTROY:
-            return self._destroy(decision)
-        if decision.action is Action.CREATE:
-            return self._create(decision, facts)
-        return _waits(decision)
+    def _save(self, machines: tuple[MachineRecord, ...], wall: float) -> None:
+        if (machines, wall) != (self.records.machines, self.records.newest_at):
+            self.records = replace(self.records, machines=machines, newest_at=wall)
+            self.file.save(self.records)
 
-    def _destroy(self, decision: Decision) -> Look:
+    def _change(self, machine: MachineRecord) -> None:
+        others = tuple(one for one in self.records.machines if one.number != machine.number)
+        self._save((*others, machine), self.records.newest_at)
+
+    def _order(self, machines: tuple[MachineRecord, ...], facts: Facts) -> str:
+        """Write the control.json that is due. Why it could not be written, if so: the bounds hold all the same."""
+        wanted, read = control_wanted(machines, facts), facts.run.control
+        if wanted is not None and read is not None:
+            try:
+                self.view.write_control(wanted, read)
+            except RemoteError as error:
+                return f"control.json cannot be written: {error}"
+        return ""
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def _destroy(self, decision: Decision) -> Decision:
         try:
             self.providers[decision.provider].destroy(decision.id, decision.label)
         except PodwatchError as error:
             self._failed[decision.provider, decision.id] = self.clock.boottime()
-            return Look(decision, f"failed: {error}", ExitCode.UNAVAILABLE, AGAIN_SECONDS, again=True)
-        return Look(decision, "destroyed", next_look=AGAIN_SECONDS, again=True)
+            return _done(decision, f"failed: {error}", ExitCode.UNAVAILABLE)
+        machine = next(one for one in self.records.machines if one.number == decision.number)
+        self._change(replace(machine, bills=tuple(self._confirmed(bill, decision) for bill in machine.bills)))
+        return _done(decision, "destroyed")
 
-    def _create(self, decision: Decision, facts: Facts) -> Look:
-        if self.store.claimed != decision.generation:
-            if not self.store.claim(decision.generation):
-                return Look(decision, "another controller has claimed this request", next_look=30.0)
-            if self.store.left_to_wait() > 0:
-                return self._waiting(decision)
-            return Look(
-                decision, "claimed", next_look=0.0, again=True
-            )  # what was read is read again before the request
-        if self.store.left_to_wait() > 0:
-            return self._waiting(decision)
-        won, until = self.store.won()
-        if not won:
-            self.store.drop_claim()
-            return Look(decision, "another controller's claim came first", next_look=30.0)
-        record = Record(
-            decision.generation,
-            decision.provider,
-            decision.max_price,
-            facts.now,
-            account=decision.account,
-            lease=facts.lease,
-            rules=facts.rules.digest if facts.rules is not None else "",
-            label=decision.label,
-        )
-        problem = self._recorded(record, until)
-        if problem:
-            return Look(decision, problem, ExitCode.TRY_AGAIN, AGAIN_SECONDS, again=True)
-        if self.clock.boottime() > until + FRESH_SECONDS:  # frozen: others have counted this request as failed by now
-            self._keep(replace(record, settled=True, failed="not sent: this controller was frozen"), record)
-            return Look(decision, "not sent: this controller was frozen", ExitCode.TRY_AGAIN, 1.0, again=True)
-        return self._request(decision, record)
+    def _confirmed(self, bill: Bill, decision: Decision) -> Bill:
+        same = (bill.provider, bill.id) == (decision.provider, decision.id)
+        return replace(bill, destroyed=self.records.newest_at) if same else bill
 
-    def _recorded(self, record: Record, until: float) -> str:
-        """Store the record of a request that was not sent yet. Returns why it must not be sent; empty if it is stored.
-        A lost answer is asked for again, because a record without an answer stops everything until lists settle it."""
-        lost: RemoteError | None = None
-        for _ in range(RECORD_ATTEMPTS):
-            try:
-                self.store.write(record, until=until)
-            except TooLate as error:
-                if lost is not None:
-                    break
-                return str(error)
-            except RemoteError as error:
-                lost = error
-            else:
-                return ""
-        self._keep(
-            replace(record, settled=True, failed=f"not sent: its record was not confirmed ({lost})"[:300]), record
-        )
-        return f"not sent, because its record was not confirmed ({lost})"
-
-    def _waiting(self, decision: Decision) -> Look:
-        left = self.store.left_to_wait()
-        what = f"claimed; it is decided in {left:.0f} s whether this controller sends the request"
-        return Look(decision, what, ExitCode.TRY_AGAIN, left, again=True)
-
-    def _request(self, decision: Decision, record: Record) -> Look:
-        env = {LABEL_VARIABLE: decision.label}
-        again = Look(decision, next_look=AGAIN_SECONDS, again=True)
+    def _create(self, decision: Decision) -> Decision:
+        began = self.clock.boottime()
         try:
-            machine, price = self.providers[decision.provider].create(
-                self.run_id, decision.generation, decision.label, decision.max_price, env
+            ours = self.view.confirm(decision.number)
+        except RemoteError as error:
+            return _done(decision, f"not sent: {error}", ExitCode.UNAVAILABLE)
+        if not ours:
+            return replace(
+                decision, result="not sent: another controller has this run", code=ExitCode.TRY_AGAIN, next_turn=30.0
+            )
+        machine = MachineRecord(
+            decision.number, decision.provider, decision.max_price, self.records.newest_at,
+            account=decision.account, configuration=self.caps.digest,
+            bills=(Bill(decision.provider, "", decision.max_price, self.records.newest_at),),
+        )  # fmt: skip
+        self._change(machine)
+        if self.clock.boottime() - began > FRESH_SECONDS:
+            self._change(replace(machine, bills=(), failed="not sent: this controller was frozen"))
+            return _done(decision, "not sent: this controller was frozen", ExitCode.TRY_AGAIN, 1.0)
+        return self._request(decision, machine)
+
+    def _request(self, decision: Decision, machine: MachineRecord) -> Decision:
+        env = {LABEL_VARIABLE: decision.label}
+        try:
+            name, price = self.providers[decision.provider].create(
+                self.caps.run_id, decision.number, decision.label, decision.max_price, env
             )
         except ProviderError as error:
-            failed = replace(record, settled=True, failed=str(error)[:300], refused=error.refused)
-            self._keep(failed, record)
-            return replace(again, result=f"failed: {error}", code=ExitCode.UNAVAILABLE)
+            self._change(replace(machine, bills=(), failed=str(error)[:300], refused=error.refused))
+            return _done(decision, f"failed: {error}", ExitCode.UNAVAILABLE)
         except OutcomeUnknown as error:
-            self._keep(replace(record, unsure_at=self.store.now()), record)
-            return replace(again, result=f"unknown: {error}", code=ExitCode.TRY_AGAIN)
-        self._keep(settled(record, machine, price, decision.account), record)
-        return replace(again, result=f"created {machine} for {price:g} per hour")
-
-    def _keep(self, record: Record, base: Record) -> None:
-        try:
-            self.store.amend(record, base)
-        except RemoteError:
-            pass  # the record of the request is there: the next look finds the machine by its label
+            return _done(decision, f"unknown: {error}", ExitCode.TRY_AGAIN)
+        self._change(replace(machine, bills=(Bill(decision.provider, name, price, machine.requested_at),)))
+        return _done(decision, f"created {name} for {price:g} per hour")
 
 
-def _waits(decision: Decision) -> Look:
-    return Look(decision, code=decision.code, next_look=decision.next_look, again=decision.soon)
+def _done(decision: Decision, result: str, code: ExitCode = ExitCode.OK, next_turn: float = AGAIN_SECONDS) -> Decision:
+    """With what its action came to; the next turn follows soon."""
+    return replace(decision, result=result, code=code, next_turn=next_turn, soon=True)
 
 
-def once(controller: Controller, sleep: Callable[[float], None], report: Callable[[Look], None]) -> ExitCode:
-    """Look, act, and look again until nothing is left to do now. Returns the exit code of the last look."""
-    look = controller.look()
-    report(look)
+def once(controller: Controller, sleep: Callable[[float], None], report: Callable[[Decision], None]) -> ExitCode:
+    """Take turns until nothing is left to do now. Returns the exit code of the last one."""
+    report(decision := controller.turn())
     for _ in range(MOST_ROUNDS):
-        if not look.again:
+        if not decision.soon:
             break
-        sleep(look.next_look)
-        look = controller.look()
-        report(look)
-    return look.code
+        sleep(decision.next_turn)
+        report(decision := controller.turn())
+    return decision.code
 
 
-def loop(
-    controller: Controller, every: float, sleep: Callable[[float], None], report: Callable[[Look | PodwatchError], None]
-) -> ExitCode:
-    """Look until the run has ended. A store that does not answer is reported, and asked again: the first time soon."""
-    failed = False
+def loop(controller: Controller, sleep: Callable[[float], None], report: Callable[[Decision], None]) -> ExitCode:
+    """Take turns until the run has ended."""
     while True:
-        pause = every
-        try:
-            look = controller.look()
-        except RemoteError as error:
-            report(error)
-            pause = every if failed else min(AGAIN_SECONDS, every)
-            failed = True
-        else:
-            failed = False
-            report(look)
-            if look.decision.action is Action.END:
-                return look.code
-            pause = look.next_look if look.again else min(every, look.next_look)
-        sleep(max(0.0, pause))
+        report(decision := controller.turn())
+        if decision.action is Action.END:
+            return decision.code
+        most = decision.next_turn if decision.soon else controller.caps.every
+        sleep(max(0.0, min(most, decision.next_turn)))

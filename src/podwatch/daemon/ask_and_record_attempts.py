@@ -11,19 +11,18 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import RecoverySettings, Settings
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
-from podwatch.domain.earlier_attempts import Host, RunVerdict, verdict_document
+from podwatch.domain.earlier_attempts import Host, RunVerdict
 from podwatch.domain.engine_and_attempt import instance
-from podwatch.domain.errors import PodwatchError, RemoteError
+from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.manifest import Keys
 from podwatch.domain.snapshot import GpuSample
 from podwatch.policy.exit_code import JobEnd
 from podwatch.policy.judge_earlier_attempts import (
@@ -39,24 +38,24 @@ from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.start_plan import config_digests, working_directory
 from podwatch.sensors.base import Sensor
 from podwatch.sensors.gpu import GpuSensor
-from podwatch.stores.base import ObjectStore, OpenStore, store_time
-from podwatch.stores.credentials import credentials_for
-from podwatch.stores.open_store import open_store
-from podwatch.sync.interfaces import rfc3339
-from podwatch.sync.upload.child_job import keys_for
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.access import access_for
+from podwatch.store.objects.base import Objects
+from podwatch.store.objects.open import open_objects, parse_url
+from podwatch.store.runs.reading import store_time
+from podwatch.store.verdict import read_verdict, write_verdict
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import read_file
 from podwatch.system.procfs import boot_id, machine_id
 
 if TYPE_CHECKING:
+    from podwatch.daemon.backup.backup import Backup
     from podwatch.daemon.components import Run
-    from podwatch.sync.syncer import Syncer
 
 ANSWER_SECONDS: Final = 10.0
 """Limit of one read, and of one write. B2 needs one second; the job's start waits for the first."""
 LOOK_SECONDS: Final = 2.0
-_LIMIT = 1 << 20
 _MAX_ENV_FILE = 1 << 20
 _OF_TRAINING = ("trainer", "checkpoints", "recovery")
 """Sections of the configuration that decide whether a command works. Not [gpu] and [inference]: `--job` without a file
@@ -66,45 +65,37 @@ _PLACES = frozenset({"output_dir", "checkpoint_dir", "env_file", "cwd"})
 
 
 class VerdictFile:
-    """``verdict.json`` of one run. Blocks; for one thread."""
+    """``verdict.json`` of one run, with the store's key read again after an error. Blocks; for one thread."""
 
-    def __init__(self, opened: OpenStore, keys: Keys, clock: Clock) -> None:
+    def __init__(self, opened: Callable[[], Objects], keys: RunKeys, clock: Clock) -> None:
         self._opened, self._keys, self._clock = opened, keys, clock
-        self._store: ObjectStore | None = None
+        self._store: Objects | None = None
 
     def read(self) -> tuple[RunVerdict, float]:
         """The verdict, and the time by the store's clock (epoch seconds). Raises as a store does."""
-        try:
-            data = self._open().get_bytes(self._keys.verdict, limit=_LIMIT)
-        except BaseException:
-            self.close()
-            raise
-        kept = RunVerdict() if data is None else RunVerdict.from_bytes(data)
-        return kept, store_time(self._open(), self._clock.wall())
+        with self._open() as store:
+            verdict = read_verdict(store, self._keys)
+            return verdict, store_time(store, self._clock.wall())
 
-    def write(self, kept: RunVerdict) -> None:
+    def write(self, verdict: RunVerdict) -> None:
         """Replace it. Raises as a store does."""
-        document = verdict_document(kept, run_id=self._keys.run_id, written_at=rfc3339(self._clock.wall()))
-        try:
-            store = self._open()
-            before = store.stat(self._keys.verdict) if store.versioned else None
-            store.put_bytes(self._keys.verdict, document)
-        except BaseException:
-            self.close()
-            raise
-        if before is not None:
-            with contextlib.suppress(RemoteError):  # a key that cannot delete; the newest version counts
-                store.delete(before)
+        with self._open() as store:
+            write_verdict(store, self._keys, verdict, store_time(store, self._clock.wall()))
 
     def close(self) -> None:
         store, self._store = self._store, None
         if store is not None:
             store.close()
 
-    def _open(self) -> ObjectStore:
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Objects]:
         if self._store is None:
             self._store = self._opened()
-        return self._store
+        try:
+            yield self._store
+        except BaseException:
+            self.close()
+            raise
 
 
 class JobVerdicts:
@@ -247,8 +238,8 @@ def _told(error: Exception) -> str:
 class OwnAttempt:
     """What identifies this attempt and its machine. ``retry``: an operator passed `--retry`."""
 
-    def __init__(self, config: Configuration, gpus: GpuSensor, syncer: "Syncer", *, retry: bool) -> None:
-        self._config, self._gpus, self._syncer, self._retry = config, gpus, syncer, retry
+    def __init__(self, config: Configuration, gpus: GpuSensor, backup: "Backup", *, retry: bool) -> None:
+        self._config, self._gpus, self._backup, self._retry = config, gpus, backup, retry
         self._instance = instance(os.environ)
 
     def describe(self, now: float) -> Attempt:
@@ -261,7 +252,7 @@ class OwnAttempt:
             now=now,
             instance=self._instance,
             host_name=socket.gethostname(),
-            worked=self._syncer.status().last_step is not None,
+            worked=self._backup.status().last_step is not None,
             retry=self._retry,
         )
 
@@ -294,16 +285,17 @@ def digest(settings: Settings) -> str:
 
 
 def make_verdicts(
-    run: "Run", gpus: GpuSensor, syncer: "Syncer | None", context: RecoveryContext, *, retry: bool
+    run: "Run", gpus: GpuSensor, backup: "Backup | None", context: RecoveryContext, *, retry: bool
 ) -> JobVerdicts | None:
     """None without a usable store: each attempt is then the first."""
-    if syncer is None:
+    if backup is None:
         return None
-    settings, writer_id = run.config.settings, run.file.current.writer_id
+    settings = run.config.settings
+    url = settings.sync.store
 
-    def opened() -> ObjectStore:
-        return open_store(settings.sync.store, credentials_for(settings), writer_id=writer_id, connections=1)
+    def opened() -> Objects:
+        return open_objects(url, access_for(settings), connections=1)
 
-    file = VerdictFile(opened, keys_for(settings.sync.store, settings.run_id), run.clock)
-    own = OwnAttempt(run.config, gpus, syncer, retry=retry)
+    file = VerdictFile(opened, RunKeys(settings.run_id, parse_url(url).prefix), run.clock)
+    own = OwnAttempt(run.config, gpus, backup, retry=retry)
     return JobVerdicts(file, own, context, run.clock, settings.recovery, run.emit)

@@ -1,8 +1,5 @@
 """Findings about backups and uploads. Pure functions."""
 
-from collections.abc import Callable
-
-from podwatch.client.times_and_sizes import span
 from podwatch.config.store_kinds import bucket_of
 from podwatch.daemon.own_findings import clock_findings
 from podwatch.domain.checkpoint import CheckpointSet
@@ -10,6 +7,7 @@ from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run_state import RunState
+from podwatch.domain.times import span
 from podwatch.policy.lineage import branch_line, kept_branch
 from podwatch.policy.lost_saves import Kept, not_stored
 from podwatch.policy.uploads import every, in_words, uploads_behind
@@ -33,15 +31,15 @@ def backup_findings(
             ),
         )
     found: list[Finding] = []
-    standing = sync.standing
-    if standing is not None and standing.stop:
-        lost = standing.act is LeaseAction.SUPERSEDED
+    lease = sync.lease
+    if lease is not None and lease.stop:
+        lost = lease.act is LeaseAction.SUPERSEDED
         fix = "shut this pod down, or take the run back: stop podwatch here, then `podwatch run --take-over`"
         found.append(
             Finding(
                 FindingKind.SUPERSEDED,
                 Severity.CRITICAL if lost else Severity.WARNING,
-                f"{standing.why_not}; nothing trains here" + ("" if standing.publish else " and nothing is published"),
+                f"{lease.why_not}; nothing trains here" + ("" if lease.publish else " and nothing is published"),
                 now,
                 fix
                 if lost
@@ -122,19 +120,14 @@ def upload_findings(sync: StoreFacts | None, *, now: float) -> tuple[Finding, ..
 
 
 def lost_run(sync: StoreFacts) -> bool:
-    return sync.standing is not None and sync.standing.act in (LeaseAction.SUPERSEDED, LeaseAction.ASIDE)
+    return sync.lease is not None and sync.lease.act in (LeaseAction.SUPERSEDED, LeaseAction.ASSIGNED_ELSEWHERE)
 
 
-def kept_of(
-    sync: StoreFacts | None,
-    sets: tuple[CheckpointSet, ...],
-    owns: Callable[[CheckpointSet], bool],
-    steps_at_risk: int | None,
-) -> Kept:
+def kept_of(sync: StoreFacts | None, sets: tuple[CheckpointSet, ...], steps_at_risk: int | None) -> Kept:
     """The input of the safekeeping rules; checkpoints that are not this run's are left out. ``nothing_stored`` is False
     until the store has answered or failed, and where another pod publishes for this run."""
-    own = tuple(s for s in sets if owns(s))
-    if sync is None or not sync.store_url or (sync.standing is not None and sync.standing.stop) or lost_run(sync):
+    own = tuple(s for s in sets if s.ours)
+    if sync is None or not sync.store_url or (sync.lease is not None and sync.lease.stop) or lost_run(sync):
         return Kept(own, steps_at_risk=steps_at_risk)
     known = sync.saves is not None or sync.ok is False
     none = sync.last_step is None and not sync.stored and not sync.saves

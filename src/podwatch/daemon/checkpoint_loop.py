@@ -20,7 +20,7 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 
 if TYPE_CHECKING:
-    from podwatch.sync.syncer import Syncer
+    from podwatch.daemon.backup.backup import Backup
 
 RESCAN_DEADLINE = 120.0
 """Seconds. A rescan of 1,000 unchanged checkpoints takes 0.05 s; the deadline is for a hung network volume."""
@@ -156,7 +156,7 @@ class CheckpointLoop:
         *,
         watcher: Watcher,
         checks: Sequence[RootWatch | TwoWriters] = (),
-        uploads: "Syncer | None" = None,
+        uploads: "Backup | None" = None,
         pruner: Pruner,
     ) -> None:
         """``checks`` are made before each rescan, in its worker; ``watcher`` watches new directories after it."""

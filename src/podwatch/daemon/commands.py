@@ -19,7 +19,6 @@ from podwatch.domain.finding import counted
 from podwatch.domain.run import Mutation, MutationGuard
 from podwatch.domain.status_document import PauseDocument
 from podwatch.journal import Journal
-from podwatch.policy.store_retention import in_order
 from podwatch.recovery import quarantine
 from podwatch.recovery.clean import Cleaned, request_clean
 from podwatch.reporting.json_documents import (
@@ -27,7 +26,7 @@ from podwatch.reporting.json_documents import (
     event_document,
     incident_document,
     inspection_document,
-    stored_documents,
+    inventory_document,
 )
 from podwatch.reporting.status import build_status
 
@@ -124,10 +123,6 @@ class Commands:
             held.setdefault(step, []).append("a resume needs it")
         if sending is not None:
             held.setdefault(sending, []).append("uploading")
-        published = await self._parts.run.journal.run(Journal.published)
-        session = None if self._parts.syncer is None else self._parts.syncer.session
-        earlier, listed = ((), None) if session is None else (session.earlier, session.listed)
-        here = {(s.step, s.save_id) for s in found}
         return {
             "sets": [
                 checkpoint_document(
@@ -135,7 +130,7 @@ class Commands:
                 ).to_json()
                 for s in found
             ],
-            "remote": [one.to_json() for one in stored_documents(in_order([*published, *earlier]), listed, here)],
+            "remote": [inventory_document(save).to_json() for save in view.sync.checkpoints],
             "store_url": view.sync.store_url,
             "layout": self._parts.run.layout.name,
             "searched": [str(root) for root in self._parts.run.layout.watch_roots()],
@@ -182,7 +177,7 @@ class Commands:
     async def sync(self, params: dict[str, Any]) -> dict[str, Any]:
         if reason := self._parts.run.guard.blocked_reason(Mutation.PUBLISH):
             raise HostError("podwatch uploads nothing now", where=reason, fix="`podwatch status` shows the fix")
-        if self._parts.syncer is None:
+        if self._parts.backup is None:
             raise HostError("no store is configured", where="sync.store", fix='set it, for example "b2://my-bucket"')
         step = _step(params)
         for found in self._parts.checkpoints.catalogue.sets:
@@ -196,13 +191,13 @@ class Commands:
                 if found.held_as is HeldAs.IMPLAUSIBLE:
                     self._parts.checkpoints.implausible.release(found)
                 await self._parts.checkpoints.worker.call(self._parts.checkpoints.catalogue.release, found)
-                self._parts.syncer.retry(found.step, found.save_id)
-        task = asyncio.create_task(self._parts.syncer.sync_now(step))
+                self._parts.backup.retry(found.step, found.save_id)
+        task = asyncio.create_task(self._parts.backup.sync_now(step))
         await asyncio.sleep(0)  # a permanent refusal fails in the first step of the task
         if params.get("wait") or task.done():
             await task
-            state = self._parts.syncer.status()
-            return {"message": f"step {state.last_step} is in the store", "step": state.last_step}
+            stored = step if step is not None else self._parts.backup.status().last_step
+            return {"message": f"step {stored} is in the store", "step": stored}
         self._host.tasks.keep(task)
         return {"message": "upload started; `podwatch status` shows its progress", "step": step}
 
@@ -272,7 +267,7 @@ class Commands:
         targets = await self._evaluations.request(steps)
         text = ", ".join(str(t.step) for t in targets)
         when = f"{self._evaluations.when}; " if self._evaluations.when else ""
-        message = f"requested: the evaluation of step {text}; {when}`podwatch eval table` shows the results"
+        message = f"requested: the evaluation of step {text}; {when}`podwatch eval` shows the results"
         return {"message": message, "steps": [t.step for t in targets]}
 
     async def pause(self, params: dict[str, Any]) -> dict[str, Any]:

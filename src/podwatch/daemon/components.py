@@ -9,6 +9,7 @@ from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts
+from podwatch.daemon.backup.run_side import WandbIds
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.nodes import Gang
@@ -18,14 +19,12 @@ from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.state_check import Exits, StateCheck
-from podwatch.daemon.store_wiring import WandbIds
 from podwatch.disk.leftovers import Measurements
 from podwatch.disk.remove import Remover
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.status_document import Capabilities
 from podwatch.journal import AsyncJournal
 from podwatch.recovery.environment import TrainingEnvironment
-from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.disk import DiskSensor, DisksSensor
@@ -36,13 +35,14 @@ from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.system.files_clock import FilesClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, boot_wall
 from podwatch.trainer.start_and_adopt import SupervisorJob, SupervisorLauncher
 
 if TYPE_CHECKING:
-    from podwatch.sync.restore.in_thread import RestoreThread
-    from podwatch.sync.syncer import Syncer
+    from podwatch.daemon.backup.backup import Backup
+    from podwatch.store.restore.thread import RestoreThread
 
 LEARNED = "learned"
 """Journal key of the learned baselines and durations."""
@@ -87,7 +87,7 @@ class Run:
         self.config, self.layout, self.workspace, self.file = config, layout, workspace, file
         self.record_files = RecordFiles(self.paths.records, workspace.records_copy, workspace.tree)
         self.records = CheckpointRecords(self.record_files, boot_id=boot_id(), boot_wall=boot_wall())
-        self.own = OwnCheckpoints(file, foundation.clock, self.records)
+        self.files_clock = FilesClock(workspace, layout.watch_roots()[0], foundation.clock)
         self.guard = MutationGuard()
 
 
@@ -141,10 +141,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """``syncer`` is None without a store. ``refused``: why the configured one is not used, else empty. ``elsewhere``:
+    """``backup`` is None without a store. ``refused``: why the configured one is not used, else empty. ``elsewhere``:
     node 0 of this run uploads for all of its nodes, and this is another one."""
 
-    syncer: "Syncer | None"
+    backup: "Backup | None"
     restore: "RestoreThread | None"
     refused: str
     wandb: WandbIds
@@ -180,5 +180,5 @@ class Components:
         return self.run.config.settings
 
     @property
-    def syncer(self) -> "Syncer | None":
-        return self.store.syncer
+    def backup(self) -> "Backup | None":
+        return self.store.backup

@@ -15,6 +15,7 @@ from podwatch.checkpoints.layout import counts_saves
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view
+from podwatch.daemon.backup.post_mortem import LAST_SECONDS, TELLING, make_post_mortem
 from podwatch.daemon.checkpoint_loop import ANNOUNCED, Announced
 from podwatch.daemon.commands import Commands
 from podwatch.daemon.components import LEARNED as LEARNED
@@ -33,7 +34,7 @@ from podwatch.daemon.preemption_grace import Budget
 from podwatch.daemon.shutdown import LastWords, beside, briefly, say_goodbye, say_goodbye_of_job, told_by
 from podwatch.daemon.state_check import take_ground
 from podwatch.daemon.status_view import Books, Remembered, StatusSource
-from podwatch.daemon.store_jobs import TELLING, Jobs, StoreJobs, make_artifacts
+from podwatch.daemon.store_jobs import Jobs, StoreJobs
 from podwatch.daemon.tick import Findings, LoadAgain, Reload, Reporters, Tick
 from podwatch.daemon.variables_of_own_processes import BY_HAND, UNDER_INIT
 from podwatch.daemon.wiring import build
@@ -53,9 +54,9 @@ from podwatch.system.sd_notify import make_notifier
 from podwatch.trainer.start_and_adopt import SupervisorJob
 
 if TYPE_CHECKING:
+    from podwatch.daemon.backup.post_mortem import PostMortem
     from podwatch.hooks.evaluation import Evaluations
     from podwatch.hooks.hook_runner import Hooks
-    from podwatch.sync.upload.artifacts import Artifacts
 
 FIRST_LOOK_SECONDS = 10.0
 """READY waits at most this long for the first GPU reading; a GPU sensor without an answer does not block the start."""
@@ -173,7 +174,7 @@ async def build_daemon(
     store_jobs = StoreJobs(parts, status)
     tick = Tick(parts, loops, host, findings, status, store_jobs, maintenance, notifying, recorder)
     commands = Commands(parts, loops, host, status, maintenance, reload, evaluations)
-    artifacts = make_artifacts(parts, reload)
+    artifacts = make_post_mortem(parts, reload)
     final = FinalSync(parts, loops, host, artifacts)
     pod = PodEnder(parts.run.config, parts.recovery, host.exit, os.environ)
     ending = EndOfRun(parts, host, final, parts.verdicts, pod, store_jobs, evaluations)
@@ -187,7 +188,7 @@ class Outlets:
 
     notifying: Notifying | None
     recorder: Recorder | None
-    artifacts: "Artifacts | None"
+    artifacts: "PostMortem | None"
     ending: EndOfRun
     job: SupervisorJob | None
     hooks: "Hooks | None" = None
@@ -424,9 +425,9 @@ class Daemon:
             words = LastWords(parts, self._loops, self._store_jobs, preempted)
             goodbye = say_goodbye if self._in_job is None else say_goodbye_of_job
             await beside(goodbye(budget, words), self._ending.record(), budget)
-        elif parts.syncer is not None:
+        elif parts.backup is not None:
             await briefly(self._store_jobs.say_leaving(), 3.0)
-            await briefly(parts.syncer.stop())
+            await briefly(parts.backup.stop())
         if parts.gang is not None:
             await briefly(parts.gang.leave(), budget.seconds(usual))
         await briefly(parts.checks.stop(), budget.seconds(usual))
@@ -449,8 +450,6 @@ class Daemon:
     async def _last_artefacts(self) -> None:
         """Upload logs and bundles a last time, parallel to the last heartbeat; skipped at a preemption."""
         if self._artifacts is not None and self._commands.begun.is_set():
-            from podwatch.sync.upload.artifacts import LAST_SECONDS
-
             await briefly(self._artifacts.stop(last=not self._host.exit.preempted), LAST_SECONDS + 0.5)
 
     async def _end_hooks(self, seconds: float) -> None:

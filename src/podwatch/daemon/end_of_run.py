@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import RecoverySettings
+from podwatch.daemon.backup.backup import Unstored
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
@@ -31,7 +32,6 @@ from podwatch.journal import Journal
 from podwatch.policy.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.policy.lost_saves import to_wait_for
 from podwatch.recovery.state import Phase
-from podwatch.sync.interfaces import Unstored
 from podwatch.system import procfs
 from podwatch.system.clock import until_beat
 from podwatch.trainer.start_and_adopt import SupervisorJob
@@ -39,10 +39,10 @@ from podwatch.trainer.supervisor_files import read_record, retire_record, was_st
 
 if TYPE_CHECKING:
     from podwatch.daemon.ask_and_record_attempts import JobVerdicts
+    from podwatch.daemon.backup.post_mortem import PostMortem
     from podwatch.daemon.end_pod import PodEnder
     from podwatch.daemon.store_jobs import StoreJobs
     from podwatch.hooks.evaluation import Evaluations
-    from podwatch.sync.upload.artifacts import Artifacts
 
 LOOK_SECONDS: Final = 1.0
 PROGRESS_SECONDS: Final = 60.0
@@ -64,7 +64,7 @@ STUCK: Final = "end.stuck"
 """Journal key, in job mode: {"job": its process, "since": monotonic second since which it cannot train}. A daemon that
 init starts again continues the standby."""
 CLAIMING: Final = (LeaseAction.CLAIM, LeaseAction.SETTLE)
-NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.ASIDE, LeaseAction.SUPERSEDED)
+NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.ASSIGNED_ELSEWHERE, LeaseAction.SUPERSEDED)
 """This pod must not publish, so a final sync would change nothing."""
 STORING: Final = (Outcome.FINISHED, Outcome.STOPPED, Outcome.GAVE_UP, Outcome.BLOCKED)
 """The ends that leave time for a final sync. An end by a signal has its grace (daemon/shutdown.py)."""
@@ -138,7 +138,7 @@ class FinalSync:
     """Stores what a run has left when it ends here, within ``[recovery] final_sync``. ``left``: the names of what the
     last look found missing."""
 
-    def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "Artifacts | None") -> None:
+    def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "PostMortem | None") -> None:
         self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
         self.left: tuple[str, ...] = ()
 
@@ -159,7 +159,7 @@ class FinalSync:
                 return None
             if not left.pending or clock.monotonic() - began >= most:
                 break
-            why = "" if parts.syncer is None else parts.syncer.why_not_ours()
+            why = "" if parts.backup is None else parts.backup.why_not_ours()
             if why:
                 self.left = (*(f"{name} ({why})" for name in left.pending), *left.refused)
                 text = f"{_ENDED.get(outcome, WITHOUT)}; podwatch stores nothing more: {why}"
@@ -187,24 +187,26 @@ class FinalSync:
     async def _find_left(self, waited: float, *, finished: bool) -> Unstored:
         parts = self._parts
         sets = await self._loops.guarding.look()
-        if parts.syncer is None:
+        if parts.backup is None:
             why = parts.store.refused or "the store cannot be used"
             why = why if parts.settings.sync.store else "no store is configured"
             newest = newest_complete(sets)
             name = "the last checkpoint" if newest is None else f"the checkpoint of step {newest.step}"
             return Unstored(refused=(f"{name} ({why})",) if finished or newest is not None else ())
-        parts.syncer.run_ended()
-        left = await parts.syncer.unstored()
-        step = to_wait_for(sets, parts.syncer.status().last_step, settled=waited >= SETTLE_SECONDS)
+        parts.backup.run_ended()
+        left = await parts.backup.unstored()
+        step = to_wait_for(sets, parts.backup.status().last_step, settled=waited >= SETTLE_SECONDS)
         return left if step is None else Unstored((*left.pending, f"the checkpoint of step {step}"), left.refused)
 
     def _progress(self, why: str, left: Unstored, seconds: float) -> None:
-        syncer = self._parts.syncer
+        backup = self._parts.backup
         text = f"{why}; podwatch stores {', '.join(left.pending)}"
-        if syncer is not None:
-            sync = syncer.status()
+        if backup is not None:
+            sync = backup.status()
             if sync.uploading_step is not None and sync.total_bytes:
                 text += f" ({100 * sync.uploaded_bytes // sync.total_bytes} % of {sync.total_bytes / 1e9:.1f} GB sent)"
+            elif sync.settles_in is not None:
+                text += f" (this pod's claim of the run is decided in {sync.settles_in:.0f} s)"
             elif sync.error:
                 text += f" ({cannot_be_used(sync.error)})"
         text += f". It waits at most {seconds / 60:.0f} min more"
@@ -214,7 +216,7 @@ class FinalSync:
         """Store logs and incident bundles; returns what is missing, in words."""
         if self._artifacts is None:
             return ""
-        await self._artifacts.store(urgent=True)
+        await self._artifacts.store()
         problem = self._artifacts.problem
         return f"logs and incident bundles are not in the store ({problem})" if problem else ""
 
@@ -417,7 +419,7 @@ class EndOfRun:
         if not self._parts.settings.sync.store:
             return False
         settled = end.outcome is Outcome.FINISHED or self._storing is not None
-        if settled and not (again and self._parts.syncer is not None):
+        if settled and not (again and self._parts.backup is not None):
             return not end.unstored
         return not (await self._final.look()).unstored  # it must not publish, so that waiting would change nothing
 

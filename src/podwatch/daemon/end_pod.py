@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from podwatch.client.trusted_configuration import check_command
+from podwatch.config.trusted_files import check_command
 from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.shutdown import Exit
 from podwatch.domain.document import Document, Text, Whole
@@ -40,6 +40,8 @@ PAUSES: Final = (10.0, 30.0, 60.0, 300.0)
 """Seconds between two tries; the last one repeats."""
 Look = Callable[[], Awaitable[bool]]
 """Whether everything is stored now."""
+_ENDS: Final = frozenset({Outcome.FINISHED, Outcome.GAVE_UP, Outcome.SUPERSEDED})
+"""The ends of a run after which its machine ends: whoever stops or preempts it may still want something of it."""
 _FIX: Final = "end this machine in the provider's console: it is billed; then correct [end_pod] (docs/end-the-pod.md)"
 
 
@@ -71,8 +73,7 @@ class PodEnder:
 
     def wants(self, outcome: Outcome) -> bool:
         """Whether this end of the run ends the machine."""
-        settings = self._config.settings.end_pod
-        return bool(settings.command) and str(outcome) in settings.on
+        return bool(self._config.settings.end_pod.command) and outcome in _ENDS
 
     async def end_pod(self, outcome: Outcome, *, stored: bool, look: Look) -> None:
         """As ``end``, for the run's end now."""

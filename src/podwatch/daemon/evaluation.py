@@ -13,7 +13,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, checkpoint_facts, facts_of
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops
-from podwatch.daemon.store_wiring import make_restorer
+from podwatch.daemon.store_wiring import make_restore
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
@@ -25,9 +25,8 @@ from podwatch.hooks.evaluation_files import place_of
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
 from podwatch.hooks.hook_runner import Desk
 from podwatch.hooks.start_child import problem_of
-from podwatch.journal import Journal
 from podwatch.policy.evaluation import BEST_PIN, Result, Target
-from podwatch.sync.restore.in_thread import RestoreThread
+from podwatch.store.restore.thread import RestoreThread
 from podwatch.system.blocking_calls import Worker
 
 FREE_GPU_BYTES: Final = 1 << 30
@@ -56,8 +55,8 @@ class PodSite:
         if restore is None:
             raise HostError(f"the checkpoint of step {step} is not on this pod, and no store is configured")
         await self._room_for(step, to)
-        report = await restore.fetch(step, to=to, all_parts=True)
-        parts = {Path(path).name: path for path in (*report.parts, *report.optional.parts)}
+        report = await restore.fetch_to(to, step)
+        parts = {Path(path).name: path for path in (*report.parts, *report.exports.parts)}
         known = kind_of(layout.name).weights
         base = report.parts[0] if report.parts else ""
         inside = [Path(base) / p.replace("{step}", str(step)) for p in known.places if base and not p.startswith("..")]
@@ -75,8 +74,9 @@ class PodSite:
 
     async def _room_for(self, step: int, to: Path) -> None:
         """Raises HostError if the stored checkpoint does not fit besides the reserve."""
-        saves = [s for s in await self._parts.run.journal.run(Journal.published) if s.step == step]
-        size = max((s.total_bytes for s in saves), default=0)
+        backup = self._parts.backup
+        saves = () if backup is None else backup.status().checkpoints
+        size = max((s.total_bytes for s in saves if s.step == step), default=0)
         free = await self._worker.call(_free, to, timeout=DISK_SECONDS)
         if free is not None and free < size + self._parts.settings.evaluation.reserve:
             gb = f"{free / 1e9:.1f} GB are free, the checkpoint needs {size / 1e9:.1f} GB"
@@ -87,8 +87,9 @@ class PodSite:
         return [(s.step, s.save_id) for s in self._parts.checkpoints.catalogue.sets if s.complete]
 
     def stored(self) -> Sequence[tuple[int, str]]:
-        syncer = self._parts.syncer
-        return () if syncer is None else sorted(syncer.status().stored)
+        backup = self._parts.backup
+        saves = () if backup is None else backup.status().checkpoints
+        return sorted((save.step, save.here or save.save_id) for save in saves if save.whole)
 
     async def room(self) -> Room:
         rooms = []
@@ -176,9 +177,8 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
         worker,
     )
     restore = None
-    if parts.syncer is not None:
-        restorer = make_restorer(settings, run, host.journal.sync, "evaluation")
-        restore = RestoreThread(restorer, "evaluation fetch")
+    if parts.backup is not None:
+        restore = make_restore(settings, run, parts.backup, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
     if what:

@@ -238,7 +238,7 @@ class Implausible:
         new = replace(old, target=self._target, step_seconds=step_seconds, believed=old.believed | fetched)
         if old.trained is None or highest > old.trained:
             new = replace(new, trained=highest if highest >= 0 else None, trained_wall=snapshot.wall)
-        started = run.last_start.step if run.last_start is not None else None
+        started = run.started_from
         for one in sets:
             if one.held_as is not HeldAs.IMPLAUSIBLE or not one.complete:
                 continue

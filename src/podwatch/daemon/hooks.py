@@ -81,23 +81,11 @@ async def make_hooks(parts: Components, host: Host, config: Path | None) -> Hook
 
 
 async def report_missed(parts: Components, host: Host) -> None:
-    """Report what an earlier podwatch did but was killed before it could report: the newest publication, and the end of
-    training. Hooks run for both at least once, and they read events."""
+    """Report the end of training if an earlier podwatch was killed before it could: hooks run for it at least once, and
+    they read events."""
     journal = host.journal
     events = await journal.run(Journal.events, limit=EVENTS_LOOKED_AT)
     oldest = events[0].wall if events else host.clock.wall()
-    told = {(e.fields.get("generation"), e.fields.get("seq")) for e in events if e.name is EventName.PUBLISHED}
-    saves = [s for s in await journal.run(Journal.published) if not s.restored and s.wall > oldest]
-    newest = max(saves, key=lambda s: (s.generation, s.seq), default=None)
-    if newest is not None and (newest.generation, newest.seq) not in told:
-        host.bus.say(
-            EventName.PUBLISHED,
-            f"step {newest.step} is in the store (podwatch was interrupted before it could report this)",
-            step=newest.step,
-            bytes=newest.total_bytes,
-            generation=newest.generation,
-            seq=newest.seq,
-        )
     run = parts.run.file.current
     if run.desired is Desired.FINISHED and run.desired_wall > oldest:
         ended = [e for e in events if e.name is EventName.TRAINER_FINISHED and e.wall >= run.desired_wall - 1.0]

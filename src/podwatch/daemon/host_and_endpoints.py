@@ -9,7 +9,6 @@ from functools import partial
 from podwatch import __version__
 from podwatch.api.control_socket import ControlServer, Handler
 from podwatch.api.http_endpoints import HttpServer, Source
-from podwatch.client.find_daemon import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.config.settings import Settings
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import Components, Foundation
@@ -25,6 +24,7 @@ from podwatch.journal import AsyncJournal
 from podwatch.reporting.status import build_status
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.system.endpoint import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
 from podwatch.system.sd_notify import Notifier
 
 WRITE_SECONDS = READ_SECONDS = 10.0

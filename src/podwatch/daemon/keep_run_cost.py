@@ -19,8 +19,8 @@ from podwatch.policy.run_cost import (
     account,
     measured,
     step_seconds,
+    totals_of,
 )
-from podwatch.policy.run_summary import totals_of
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id

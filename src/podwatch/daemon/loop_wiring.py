@@ -10,7 +10,7 @@ from podwatch.daemon.components import Components
 from podwatch.daemon.observe import as_of_now, observe
 from podwatch.daemon.sensing_loop import SensingLoop
 from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import initial
+from podwatch.detection.rules import initial
 from podwatch.disk.prune import Pruner, RemovalRules
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.facts import Facts
@@ -59,21 +59,21 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
         announced,
         watcher=parts.checkpoints.watcher,
         checks=(parts.checkpoints.roots, parts.training.two_writers),
-        uploads=parts.syncer,
+        uploads=parts.backup,
         pruner=pruner,
     )
     return DaemonLoops(sensing, guarding, pruner)
 
 
 def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
-    syncer = parts.syncer
+    backup = parts.backup
     return Pruner(
         facts=facts,
         rules=removal_rules(parts),
         layout=parts.run.layout,
         records=parts.checkpoints.catalogue.records,
         rescan=parts.checkpoints.rescans.wake,
-        abandon=_nothing_uploads if syncer is None else syncer.abandon,
+        abandon=_nothing_uploads if backup is None else backup.abandon,
         refresh_disk=parts.sensing.disk.refresh,
         remover=parts.deletion.remover,
         measurements=parts.checkpoints.measurements,

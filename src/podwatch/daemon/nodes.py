@@ -4,6 +4,9 @@ of any node ends all of them with one code. policy/nodes.py decides; this reads,
 The nodes speak through small files in podwatch's directory beside output_dir, which all of them share: each writes its
 own report every few seconds, rank 0 also the record. A node that sees no report of the others for ``[nodes] silence``
 ends too: it cannot know whether they still train.
+
+Long because what rank 0 writes and what the others wait for are the two sides of one protocol: neither can be read, or
+changed, without the other.
 """
 
 import asyncio
@@ -66,7 +69,7 @@ from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id, machine_id
 
 if TYPE_CHECKING:
-    from podwatch.sync.syncer import Syncer
+    from podwatch.daemon.backup.backup import Backup
 
 BEAT_SECONDS: Final = 1.0
 """Between two reports: a failure is known on all nodes within two of them, and a report is 1 KB."""
@@ -587,10 +590,10 @@ class Gang:
 
 
 class OwnNode:
-    """What this node reports of itself, and why its training failed; ``syncer``: None where this is not rank 0."""
+    """What this node reports of itself, and why its training failed; ``backup``: None where this is not rank 0."""
 
-    def __init__(self, failures: Failures, syncer: "Syncer | None") -> None:
-        self._context, self._failures, self._syncer = failures.context, failures, syncer
+    def __init__(self, failures: Failures, backup: "Backup | None") -> None:
+        self._context, self._failures, self._backup = failures.context, failures, backup
         self._machine = Host(machine_id(), instance(os.environ).node)
 
     @property
@@ -645,9 +648,9 @@ class OwnNode:
         return NodeFailure(str(finding.kind), finding.summary, str(blame), log, echo and not broken, broken)
 
     async def confirm(self) -> int:
-        if self._syncer is None:
+        if self._backup is None:
             raise HostError("rank 0 has no store, so it cannot know whether it holds the run")
-        return await self._syncer.confirm()
+        return await self._backup.confirm()
 
 
 def own_place(settings: Settings) -> Place | None:
@@ -658,9 +661,9 @@ def own_place(settings: Settings) -> Place | None:
     return place_of(os.environ, rank, count)
 
 
-def make_gang(place: Place, failures: Failures, syncer: "Syncer | None", verdicts: JobVerdicts | None) -> Gang:
+def make_gang(place: Place, failures: Failures, backup: "Backup | None", verdicts: JobVerdicts | None) -> Gang:
     tools = failures.context.tools
-    settings, clock, own = tools.settings, tools.clock, OwnNode(failures, syncer)
+    settings, clock, own = tools.settings, tools.clock, OwnNode(failures, backup)
     process = os.environ.get(JOB_PROCESS) or f"{boot_id()}:{os.getpid()}"
     files, host = GangFiles(tools.workspace, settings.run_id), socket.gethostname()
     return Gang(place, files, settings.nodes, clock, process=process, host=host, own=own, verdicts=verdicts)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.trainers import site_of
-from podwatch.client.trusted_configuration import check_command, read_trusted
 from podwatch.config.settings import NotifySettings, Settings
+from podwatch.config.trusted_files import check_command, read_trusted
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -377,7 +377,7 @@ async def make_notifying(
             complain(f"dead-man's switch: {error}")
         dead_man = DeadMan(called, notify.timeout) if called else None
     kept = await journal.run(Journal.learned, TOLD, {})
-    alerts = (wandb,) if wandb is not None and settings.wandb.alerts else ()
+    alerts = () if wandb is None else (wandb,)
     try:
         channels = await disk.call(channels_of, settings, urls)
     except ConfigurationError as error:

@@ -28,7 +28,7 @@ def as_of_now(parts: Components, pod: Snapshot, learned: Learned) -> Facts:
         run=run,
         checkpoints=checkpoints.catalogue.sets,
         unreadable=checkpoints.rescans.blind or checkpoints.catalogue.problem,
-        store=None if parts.syncer is None else parts.syncer.status(),
+        store=None if parts.backup is None else parts.backup.status(),
         pins={**checkpoints.rescans.named, **run.pins},
         resume_sources=state.protect,
         reading=frozenset(step for reader in checkpoints.readers for step in reader.reading),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.layout import SAVES, Concern
-from podwatch.detection.gaps import TOLD_SECONDS
+from podwatch.detection.blind_sensors import STALL_SHOWN_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Reading, TrainerSample
@@ -46,10 +46,11 @@ def linked_findings(linked: Sequence[Path], *, since: float) -> tuple[Finding, .
 
 
 def freeze_findings(silent: float, *, now: float, wall: float, since: float) -> tuple[Finding, ...]:
-    """A finding for ``TOLD_SECONDS`` after init restarted a podwatch that did not respond. ``silent``: seconds without
+    """A finding for ``STALL_SHOWN_SECONDS`` after init restarted a podwatch that did not respond. ``silent``: seconds
+    without
     a response before this start, or 0; ``since``: when this daemon started (monotonic, as ``now``); ``wall``: epoch
     seconds now."""
-    if silent <= 0 or now - since > TOLD_SECONDS:
+    if silent <= 0 or now - since > STALL_SHOWN_SECONDS:
         return ()
     at = time.strftime("%H:%M:%S", time.gmtime(wall - (now - since)))
     evidence = Evidence("init's watchdog", f"no response for {silent:.1f} s", Agreement.UNAVAILABLE, silent)

@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from podwatch.sync.syncer import Syncer
+    from podwatch.daemon.backup.backup import Backup
 
 RESERVE_SECONDS = 1.0
 """Part of the grace for ending training and for the last writes to the journal; at most a third of the grace."""
@@ -44,7 +44,7 @@ def fits(left_bytes: int, sent_bytes: int, took_seconds: float, left_seconds: fl
     return took_seconds > 0 and left_bytes * took_seconds <= left_seconds * sent_bytes
 
 
-async def upload_if_it_fits(uploads: "Syncer", budget: Budget) -> bool:
+async def upload_if_it_fits(uploads: "Backup", budget: Budget) -> bool:
     """Wait for the upload in progress if it can finish in time; returns whether none is in progress now."""
     began, before = time.monotonic(), uploads.status()
     step = before.uploading_step

@@ -7,7 +7,7 @@ from typing import Any
 
 from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import DetectionState, advance, confirming
+from podwatch.detection.rules import DetectionState, advance, confirming
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding, Severity

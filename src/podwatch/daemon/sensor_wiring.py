@@ -16,12 +16,11 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.process import ProcessRole
 from podwatch.journal import Journal
 from podwatch.sensors.disk import DiskSensor, DisksSensor
-from podwatch.sensors.gpu import WAIT, GpuReader, GpuSensor, TrialLoad
+from podwatch.sensors.gpu import WAIT, GpuReader, GpuSensor, NvmlReader
 from podwatch.sensors.host import HostSensor
 from podwatch.sensors.inference import InferenceSensor, Servers
 from podwatch.sensors.log_tail import Sources, StepLines
 from podwatch.sensors.match_log_rules import LogRulesSensor
-from podwatch.sensors.nvml import NvmlReader
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
 from podwatch.sensors.progress import PingInbox, ProgressSensor
@@ -38,8 +37,9 @@ def build_sensing(
     clock, poll, gpu = run.clock, settings.gpu.poll, settings.gpu
     catalogue, measurements = checkpoints.catalogue, checkpoints.measurements
     xids = XidInbox(clock)
-    trial = TrialLoad(wait=min(WAIT, 0.6 * gpu.deadline))
-    gpus = GpuSensor(gpu_reader or NvmlReader(xids, trial), clock, poll=poll, deadline=gpu.deadline)
+    gpus = GpuSensor(
+        gpu_reader or NvmlReader(xids, wait=min(WAIT, 0.6 * gpu.deadline)), clock, poll=poll, deadline=gpu.deadline
+    )
     disk = DiskSensor(
         settings.trainer.checkpoint_dir or settings.trainer.output_dir,
         clock,
@@ -49,13 +49,11 @@ def build_sensing(
     )
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
     log_rules = LogRulesSensor(clock, run.config.policies.log_rules)
-    health = settings.training
     metrics = TrainingSensor(
         clock,
         settings.trainer.output_dir,
         MetricReader(trainer_logs(settings)),
-        metrics_file=health.metrics_file,
-        metrics_url=health.metrics_url,
+        metrics_file=settings.training.metrics_file,
     )
     inbox = PingInbox(clock)
     progress = _progress(settings, run, catalogue, inbox, log_path, (log_rules, metrics))
@@ -111,16 +109,13 @@ def _progress(
 
 def _inference(settings: Settings, run: Run, processes: ProcessSensor) -> tuple[InferenceSensor, Servers]:
     inference, before = settings.inference, _learned(run.journal.sync)
-    finder = None
-    if inference.discover:
-        known = (before.start_id, before.servers)
-        finder = ServerFinder(run.clock, processes, timeout=inference.timeout, known=known)
+    known = (before.start_id, before.servers)
+    finder = ServerFinder(run.clock, processes, timeout=inference.timeout, known=known)
     sensor = InferenceSensor(
         inference.urls,
         run.clock,
         timeout=inference.timeout,
         poll=inference.poll,
-        liveness=inference.liveness == "auto",
         finder=finder,
     )
     return sensor, Servers(sensor, before.servers)

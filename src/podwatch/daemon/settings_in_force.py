@@ -13,16 +13,16 @@ from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.layout import Concern
 from podwatch.checkpoints.trainers import site_of, trainer_logs
 from podwatch.checkpoints.trainers.prime_rl_run import steps_in_use
-from podwatch.client.trusted_configuration import read_trusted
 from podwatch.config.loading import ETC
 from podwatch.config.settings import HttpSettings, Policies, Settings
+from podwatch.config.trusted_files import read_trusted
 from podwatch.daemon.notifications import all_urls, heartbeat_urls
 from podwatch.detection.log_rules import effective
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.secrets import register
 from podwatch.domain.trainer_log import LogRule
-from podwatch.stores.credentials import credentials_for
-from podwatch.stores.s3_credentials import claim_own
+from podwatch.store.objects.access import access_for
+from podwatch.system.environment_without_secrets import claim_own
 from podwatch.trainer.environment import read_env_file
 
 
@@ -51,6 +51,7 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
         resources=settings.resources,
         training=settings.training,
         startup_patience=settings.trainer.startup_patience,
+        nofile=settings.trainer.nofile,
         log_rules=effective(rules, trainer_logs(settings)),
         max_steps=target,
         save_interval_steps=save_interval,
@@ -70,7 +71,7 @@ def learn_secrets(settings: Settings) -> None:
         if trainer.env_file is not None:
             read_env_file(trainer.env_file)
     with _unless_unreadable():
-        credentials_for(settings)
+        access_for(settings)
     with _unless_unreadable():
         all_urls(settings.notify)
     with _unless_unreadable():

@@ -25,10 +25,10 @@ from podwatch.recovery.stop import tell_to_end
 from podwatch.trainer.base import TrainerHandle
 
 if TYPE_CHECKING:
+    from podwatch.daemon.backup.backup import Backup
     from podwatch.daemon.components import Components
     from podwatch.daemon.loop_wiring import DaemonLoops
     from podwatch.daemon.store_jobs import StoreJobs
-    from podwatch.sync.syncer import Syncer
 
 AGAIN_SECONDS = 0.05
 LOOK_AGAIN_SECONDS = 0.1
@@ -168,8 +168,8 @@ class LastWords:
         self._parts, self._loops, self._store_jobs, self._why = parts, loops, store_jobs, why
 
     @property
-    def syncer(self) -> "Syncer | None":
-        return self._parts.syncer
+    def backup(self) -> "Backup | None":
+        return self._parts.backup
 
     async def beat(self) -> None:
         """Write the heartbeat ``preempted``."""
@@ -189,16 +189,16 @@ class LastWords:
         writers_ended = handle is not None and parts.gang is None
         while True:
             sets = await self._loops.guarding.look(writers_ended=writers_ended)
-            if parts.syncer is None or to_wait_for(sets, None, settled=True) is None:
+            if parts.backup is None or to_wait_for(sets, None, settled=True) is None:
                 return
             await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)
 
     async def last_checkpoint(self) -> None:
         """Returns once the newest complete checkpoint is in the store, or it is certain that it cannot be stored."""
-        syncer = self._parts.syncer
-        while syncer is not None and syncer.standing.act in (LeaseAction.HOLD, LeaseAction.SETTLE):
+        backup = self._parts.backup
+        while backup is not None and backup.decision.act in (LeaseAction.HOLD, LeaseAction.SETTLE):
             try:
-                await syncer.sync_now()
+                await backup.sync_now()
                 return
             except (HostError, ConfigurationError):
                 return  # nothing to store, or podwatch must not publish
@@ -220,11 +220,11 @@ async def _ended(handle: TrainerHandle) -> bool:
 async def say_goodbye(budget: Budget, farewell: LastWords) -> None:
     """Write the heartbeat, and finish the upload in progress if half of the grace is enough for it; then request
     training to end, and store what it saves until it ends. None of the steps can block the next."""
-    syncer, said = farewell.syncer, None
-    if syncer is not None:
+    backup, said = farewell.backup, None
+    if backup is not None:
         half = budget.half()
         said = asyncio.ensure_future(briefly(farewell.beat(), budget.before_reserve()))
-        await upload_if_it_fits(syncer, half)
+        await upload_if_it_fits(backup, half)
         await asyncio.wait([said], timeout=half.before_reserve())
     await briefly(farewell.end_training(), budget.seconds(RESERVE_SECONDS))
     await briefly(farewell.training_ended(), budget.before_reserve())
@@ -254,7 +254,7 @@ async def say_goodbye_of_job(budget: Budget, farewell: LastWords) -> None:
     ended = asyncio.ensure_future(briefly(farewell.training_ended(), budget.before_reserve()))
     await asyncio.wait([ended], timeout=min(BEAT_SECONDS, budget.before_reserve() / 2))
     said = None
-    if farewell.syncer is not None:
+    if farewell.backup is not None:
         said = asyncio.ensure_future(briefly(farewell.beat(), budget.before_reserve()))
     await ended
     await _store_last(budget, farewell, said)
@@ -263,10 +263,10 @@ async def say_goodbye_of_job(budget: Budget, farewell: LastWords) -> None:
 async def _store_last(budget: Budget, farewell: LastWords, said: "asyncio.Future[None] | None") -> None:
     """Store the last checkpoint if there is time, and stop sync once the heartbeat is written or its time is over: it
     uses sync's thread."""
-    syncer = farewell.syncer
-    if syncer is None:
+    backup = farewell.backup
+    if backup is None:
         return
     await briefly(farewell.last_checkpoint(), budget.before_reserve())
     if said is not None:
         await asyncio.wait([said])
-    await briefly(syncer.stop(), budget.seconds(STOP_SECONDS))
+    await briefly(backup.stop(), budget.seconds(STOP_SECONDS))

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from podwatch import __version__
 from podwatch.checkpoints.layout import counts_saves
-from podwatch.client.times_and_sizes import rfc3339
 from podwatch.config.settings import Policies
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
+from podwatch.daemon.corrected_snapshot import Watched, present
 from podwatch.daemon.keep_run_cost import Accountant
 from podwatch.daemon.loop_wiring import DaemonLoops
 from podwatch.daemon.notifications import EventBus
@@ -19,10 +19,9 @@ from podwatch.daemon.observe import as_of_now
 from podwatch.daemon.page_history import History
 from podwatch.daemon.pause import Maintenance, described
 from podwatch.daemon.shutdown import Exit
-from podwatch.detection.one_finding_per_failure import Watched, present
-from podwatch.detection.operator_ends import trainer_gone_at
+from podwatch.detection.operator_ends import trainer_role_ended_at
 from podwatch.detection.progress import target_reached
-from podwatch.detection.run_detectors import DetectionState, second_signals
+from podwatch.detection.rules import DetectionState, second_signals
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.facts import StoreFacts
@@ -30,6 +29,7 @@ from podwatch.domain.lease import Heartbeat, HolderState
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.domain.status_document import RecoveryView
+from podwatch.domain.times import rfc3339
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.exit_code import Outcome
 from podwatch.policy.lost_saves import not_stored, pin_not_stored
@@ -71,9 +71,9 @@ def trainer_ended_at(snapshot: Snapshot, state: DetectionState, policies: Polici
     trainer = snapshot.trainer.value
     if trainer is None or not snapshot.trainer.ok or not trainer.alive or trainer.finish_line:
         return None
-    if snapshot.desired is not Desired.RUNNING or target_reached(state.progress, policies):
+    if snapshot.desired is not Desired.RUNNING or target_reached(state.start.progress, policies):
         return None
-    return trainer_gone_at(state.signals.endings)
+    return trainer_role_ended_at(state.start)
 
 
 def watched_of(state: RecoveryState) -> Watched | None:
@@ -316,7 +316,7 @@ def opening(parts: Components, pause: Pause | None = None) -> str:
     """The first line: the state of training, and whether checkpoints are backed up."""
     layout = parts.run.layout
     known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
-    where = f"syncing to {parts.settings.sync.store}" if parts.syncer is not None else "NOT BACKED UP"
+    where = f"syncing to {parts.settings.sync.store}" if parts.backup is not None else "NOT BACKED UP"
     if parts.gang is not None:
         where = f"{where}; {parts.gang.place}" if parts.gang.leads else f"{parts.gang.place}: node 0 uploads for all"
     paused = "" if pause is None else f"; {described(pause)}"
@@ -354,6 +354,6 @@ def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:
         for name, reading in snapshot.readings.items()
         if reading.state in ("blind", "denied", "pending")
     ]
-    if parts.syncer is not None and (sync := parts.syncer.status()).ok is False:
+    if parts.backup is not None and (sync := parts.backup.status()).ok is False:
         reasons.append(cannot_be_used(sync.error))
     return not reasons, reasons

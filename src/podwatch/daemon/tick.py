@@ -18,6 +18,7 @@ from podwatch.daemon.backup_findings import (
     upload_findings,
 )
 from podwatch.daemon.components import LEARNED, READ_SO_FAR, Components
+from podwatch.daemon.corrected_snapshot import of_a_run_that_ends, of_this_trainer, present
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.daemon.loop_wiring import DaemonLoops, removal_rules
 from podwatch.daemon.notifications import Notifying, OpenFindings
@@ -34,7 +35,7 @@ from podwatch.daemon.pause import Maintenance
 from podwatch.daemon.settings_in_force import learn_secrets, policies_from
 from podwatch.daemon.status_view import StatusSource, watched_of
 from podwatch.daemon.store_jobs import StoreJobs
-from podwatch.detection.one_finding_per_failure import fold, of_a_run_that_ends, of_this_trainer, present
+from podwatch.detection.merge import fold
 from podwatch.domain.errors import ConfigurationError, ExitCode
 from podwatch.domain.event import Emit, EventName
 from podwatch.domain.facts import Facts, StoreFacts
@@ -133,7 +134,7 @@ class Findings:
         step, counted = parts.recovery.state.step, counts_saves(parts.run.layout)
         known = sync or StoreFacts()
         at_risk = steps_at_risk(snapshot, sets, step, known.last_step, unread=known.unread, saves_counted=counted)
-        return kept_of(sync, sets, parts.recovery.context.owns, at_risk)
+        return kept_of(sync, sets, at_risk)
 
     def _own(self, facts: Facts) -> tuple[Finding, ...]:
         parts, snapshot, sync, sets, run = self._parts, facts.pod, facts.store, facts.checkpoints, facts.run
@@ -152,7 +153,7 @@ class Findings:
             config += parts.gang.findings()
         if parts.store.elsewhere:
             return config
-        if parts.settings.sync.store and parts.syncer is None and not parts.store.refused:
+        if parts.settings.sync.store and parts.backup is None and not parts.store.refused:
             return (*store_withheld_finding(since=self._started), *config)
         if parts.store.refused:
             return (*store_refused_finding(parts.store.refused, since=self._started), *config)
@@ -203,7 +204,7 @@ class Tick:
             facts.checkpoints,
             step_seconds=sensing.state.learned.median_step_seconds,
             run=facts.run,
-            fetched=parts.run.own.fetched,
+            fetched=parts.run.records.restored,
         )
         acted = (*findings, *self._loops.pruner.findings())
         acted = acted if parts.gang is None else parts.gang.judged(acted)

@@ -1,10 +1,8 @@
 """Builds the components of one daemon and connects them, one function for each subject. Starts nothing."""
 
-import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
@@ -13,6 +11,7 @@ from podwatch.checkpoints.trainers import Layout, make_layout, process_names, re
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
 from podwatch.daemon.ask_and_record_attempts import make_verdicts
+from podwatch.daemon.backup.run_side import WandbIds
 from podwatch.daemon.checkpoint_loop import Rescans
 from podwatch.daemon.components import (
     Checkpoints,
@@ -32,17 +31,8 @@ from podwatch.daemon.replaced_directories import RootWatch
 from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, learn_secrets, policies_from
 from podwatch.daemon.state_check import Exits, StateCheck
-from podwatch.daemon.store_wiring import (
-    TAKE_OVER,
-    SyncedRun,
-    WandbIds,
-    attempt_ended,
-    make_restorer,
-    no_backup,
-    this_pod,
-)
+from podwatch.daemon.store_wiring import no_backup
 from podwatch.disk.leftovers import Measurements
-from podwatch.disk.next_save import median_gap
 from podwatch.disk.remove import Remover
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.node_from_engine import Place
@@ -55,17 +45,12 @@ from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import LOAD_SECONDS, RunFile
 from podwatch.recovery.state import RunFiles, RunStore, Tools, TrainerSensors
 from podwatch.sensors.processes import ProcessSensor
-from podwatch.sync.interfaces import OwnSets
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import ReservedSpace
 from podwatch.system.own_directories import Workspace
 from podwatch.trainer.find import sought_run
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
-
-if TYPE_CHECKING:
-    from podwatch.sync.lease.protocol import LeaseTerms
-    from podwatch.sync.syncer import Syncer
 
 MORE_SECONDS = 5.0
 """As PID 1, init gives training 3 s beyond ``preempt_grace``, once the daemon has ended."""
@@ -107,8 +92,8 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     failures = Failures(context)
     verdicts = None
     if choices.job is not None:
-        verdicts = make_verdicts(run, sensing.gpus, store.syncer, context, retry=choices.retry)
-    gang = None if place is None else make_gang(place, failures, store.syncer, verdicts)
+        verdicts = make_verdicts(run, sensing.gpus, store.backup, context, retry=choices.retry)
+    gang = None if place is None else make_gang(place, failures, store.backup, verdicts)
     if gang is not None and not gang.leads:
         run.guard.add(gang.blocked_reason)
     recovery = Recovery(context, failures, gang)
@@ -132,7 +117,7 @@ def _run(settings: Settings, foundation: Foundation, held: HeldBack) -> tuple[Ru
     workspace, missing = _workspace(workspace_of(settings))
     config = Configuration(settings, policies, restart_concerns(settings, layout))
     paths, clock = foundation.paths, foundation.clock
-    file = RunFile(paths.state, workspace, settings.run_id, clock, lambda state: held.leave(state.earlier))
+    file = RunFile(paths.state, workspace, settings.run_id, clock, held.follow)
     file.load_within(LOAD_SECONDS)
     file.note(_named)
     return Run(foundation, config, layout, workspace, file), missing
@@ -188,45 +173,16 @@ def _store(
     exits: Exits,
     choices: Choices,
 ) -> Store:
-    journal = run.journal.sync
-    wandb, writer_id = WandbIds(run.layout), run.file.current.writer_id
+    wandb = WandbIds(run.layout)
     refused = no_backup(settings, choices.same_disk_store)
     if settings.nodes.rank:
         return Store(None, None, "", wandb, elsewhere=True)
     if not settings.sync.store or refused:
         return Store(None, None, refused, wandb)
-    from podwatch.sync.restore.in_thread import RestoreThread  # a daemon without a store does not need it
+    from podwatch.daemon.store_wiring import make_backup, make_restore  # a daemon without a store does not need it
 
-    take_over = choices.take_over if run.file.current.executed.get(TAKE_OVER) != choices.take_over else ""
-    synced = SyncedRun(settings, run, processes, exits, wandb, checkpoints.rescans, take_over=take_over)
-    terms = _terms(settings, writer_id, take_over=bool(take_over), stands_by=choices.job is not None)
-    syncer = _syncer(settings, run, checkpoints.catalogue, synced, terms)
-    restorer = make_restorer(settings, run, journal, writer_id)
-    return Store(syncer, RestoreThread(restorer, "restore"), refused, wandb)
-
-
-def _terms(settings: Settings, writer_id: str, *, take_over: bool, stands_by: bool) -> "LeaseTerms":
-    from podwatch.sync.lease.protocol import LeaseTerms  # 2 MiB that a daemon without a store does not need
-    from podwatch.sync.store_session import timing_of
-
-    me = this_pod(writer_id, settings.trainer.output_dir, os.environ)
-    return LeaseTerms(me, timing_of(settings.sync), take_over, attempt_ended, stands_by)
-
-
-def _syncer(settings: Settings, run: Run, catalogue: Catalogue, synced: SyncedRun, terms: "LeaseTerms") -> "Syncer":
-    from podwatch.sync.syncer import Syncer
-
-    return Syncer(
-        settings,
-        synced,
-        OwnSets(catalogue, run.own.owns),
-        run.journal,
-        run.clock,
-        run.emit,
-        terms=terms,
-        workspace=run.workspace,
-        save_gap=lambda: median_gap(catalogue.records.all),
-    )
+    backup = make_backup(settings, run, checkpoints.catalogue, processes, exits, wandb, checkpoints.rescans, choices)
+    return Store(backup, make_restore(settings, run, backup, "restore"), refused, wandb)
 
 
 def _training(
@@ -266,10 +222,10 @@ def _tools(
         journal=run.journal,
         emit=run.emit,
         launcher=training.launcher,
-        run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file, run.own),
+        run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file, run.files_clock),
         sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress, sensing.servers),
         environment=training.environment,
-        store=RunStore(store.restore, store.syncer),
+        store=RunStore(store.restore, store.backup),
         place=place,
         guard=run.guard,
         reserve=reserve,

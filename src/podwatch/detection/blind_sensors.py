@@ -1,115 +1,89 @@
-"""Sensors that cannot observe, GPUs that cannot be read or are lost. Findings only: nothing here requests an action."""
+"""Sensors that cannot observe, GPUs that cannot be read or are lost, and pauses of podwatch itself. Findings only."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
-from podwatch.config.settings import GpuSettings
-from podwatch.detection.base import DetectorResult, Look
-from podwatch.detection.learned import Learned
+from podwatch.detection.observe import Turn
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import GpuState, Reading, SensorState, Snapshot
 
-STALE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0, "host": 4.0}
+LATE_FACTOR = {"gpus": 1.0, "trainer": 1.0, "disk": 10.0, "inference": 4.0, "progress": 4.0, "host": 4.0}
 """A reading older than ``blind_after`` times this factor counts as missing: slow sensors are read less often."""
 SECOND_SIGNAL_AFTER_SECONDS = 60.0
 """After this time podwatch reports that no corroborating signal can be observed on this pod."""
+STALL_TURNS = 5.0
+"""A pause counts as a stall if it is longer than this many median turns, and longer than the time after which a silent
+sensor counts as blind. The windows themselves detect shorter pauses."""
+TURNS_LEARNED = 3
+SUSPEND_SECONDS = 2.0
+"""If CLOCK_BOOTTIME advances by this much more than CLOCK_MONOTONIC between two turns, the machine was suspended."""
+STALL_SHOWN_SECONDS = 600.0
+"""How long the finding stays after a stall, so that an operator sees it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SensorsState:
-    watching_since: float | None = None
-    troubled: tuple[tuple[str, float], ...] = ()
-    """(sensor, monotonic time since which it gives no reading)."""
+# -- pauses of podwatch ------------------------------------------------------------------------------------------------
 
 
-class SensorsDetector:
-    name = "sensors"
-    kinds = (FindingKind.SENSOR_BLIND, FindingKind.GPU_LOST, FindingKind.NO_SECOND_SIGNAL)
-    needs: tuple[str, ...] = ()
-    second: tuple[str, ...] = ()
-    survives_restart = True
-
-    def initial(self) -> SensorsState:
-        return SensorsState()
-
-    def armed(self, state: SensorsState, learned: Learned) -> tuple[str, ...]:
-        return ()
-
-    def advance(self, state: SensorsState, look: Look) -> DetectorResult[SensorsState]:
-        state, findings = advance(state, look.snapshot, look.learned, look.policies.gpu)
-        return DetectorResult(state, look.learned, findings)
-
-
-DETECTOR = SensorsDetector()
-
-
-def advance(
-    state: SensorsState, snapshot: Snapshot, learned: Learned, policy: GpuSettings
-) -> tuple[SensorsState, tuple[Finding, ...]]:
-    watching_since = snapshot.at if state.watching_since is None else state.watching_since
-    findings: list[Finding] = []
-    troubled = state.troubled
-    if troubled or not _all_fresh(snapshot, policy.blind_after):
-        troubled = _look_closer(troubled, snapshot, watching_since, policy, findings)
-    findings.extend(_devices(snapshot, policy))
-    second = _no_second_signal(snapshot, watching_since, learned, policy)
-    if second is not None:
-        findings.append(second)
-    if troubled is state.troubled and watching_since == state.watching_since:
-        return state, tuple(findings)
-    return SensorsState(watching_since, troubled), tuple(findings)
+def observe_gap(turn: Turn) -> None:
+    """Restart every window if nothing was observed since the last turn: missing progress there is no evidence, because
+    a pod that was frozen for an hour has made no step for an hour and is not hung."""
+    snapshot, machine, start = turn.snapshot, turn.machine, turn.start
+    before, boot = machine.turned_at, machine.boot_at
+    machine.turned_at, machine.boot_at = snapshot.at, snapshot.boot_at
+    if before is None or snapshot.at <= before:
+        machine.pace = machine.pace.observe(snapshot.at) if before is None else machine.pace
+        return
+    passed = snapshot.at - before
+    slept = snapshot.boot_at - boot - passed if snapshot.boot_at is not None and boot is not None else 0.0
+    usual = machine.pace.gap(0.0) / 3.0
+    learned = len(machine.pace.gaps) >= TURNS_LEARNED
+    stalled = passed if learned and passed > max(turn.policies.gpu.blind_after, STALL_TURNS * usual) else 0.0
+    # A single stall is not learned. Consecutive stalls are the pace of a slow machine and are learned: otherwise every
+    # turn would restart every window, and nothing would ever be detected.
+    again = machine.stall is not None and machine.stall[0] == before
+    if slept <= SUSPEND_SECONDS and (not stalled or again):
+        machine.pace = machine.pace.observe(snapshot.at)
+    else:
+        machine.pace = type(machine.pace)(snapshot.at, machine.pace.gaps)
+    if stalled:
+        machine.stall = (snapshot.at, stalled)
+    if stalled or slept > SUSPEND_SECONDS:
+        start.reset()
+        start.progress = replace(start.progress, lost_seconds=start.progress.lost_seconds + stalled)
+        start.gap_at = before
 
 
-def _all_fresh(snapshot: Snapshot, within: float) -> bool:
-    """True in the usual case: every reading is good and recent. Cheap, because it runs at every turn."""
-    oldest, ok = snapshot.at - within, SensorState.OK
-    return (
-        snapshot.gpus.state is ok
-        and snapshot.trainer.state is ok
-        and snapshot.disk.state is ok
-        and snapshot.inference.state is ok
-        and snapshot.progress.state is ok
-        and snapshot.gpus.at >= oldest
-        and snapshot.trainer.at >= oldest
-        and snapshot.disk.at >= oldest
-        and snapshot.inference.at >= oldest
-        and snapshot.progress.at >= oldest
+def gaps(turn: Turn) -> Iterator[Finding]:
+    """The newest stall of podwatch's own loop, for a while."""
+    if turn.machine.stall is None or turn.at - turn.machine.stall[0] > STALL_SHOWN_SECONDS:
+        return
+    at, seconds = turn.machine.stall
+    yield Finding(
+        FindingKind.LOOP_STALLED,
+        Severity.WARNING,
+        f"podwatch observed nothing for {seconds:.0f} s: its process was stalled or the pod was frozen",
+        at,
+        "podwatch measures its waiting times from now on, so the gap does not count as a hang; if this repeats,"
+        " check whether the pod is short of CPU or something stops podwatch",
+        evidence=(Evidence("sensing loop", f"no turn for {seconds:.1f} s", Agreement.UNAVAILABLE, seconds),),
     )
 
 
-def _look_closer(
-    troubled: tuple[tuple[str, float], ...],
-    snapshot: Snapshot,
-    watching_since: float,
-    policy: GpuSettings,
-    findings: list[Finding],
-) -> tuple[tuple[str, float], ...]:
-    """Return since when each sensor gives no reading; appends to ``findings``."""
-    since = dict(troubled)
+# -- sensors -----------------------------------------------------------------------------------------------------------
+
+
+def sensors(turn: Turn) -> Iterator[Finding]:
+    """Each sensor that has given no reading for too long, each GPU that is lost, and a pod without a second signal."""
+    machine, snapshot = turn.machine, turn.snapshot
+    if machine.watching_since is None:
+        machine.watching_since = snapshot.at
     for name, reading in _readings(snapshot):
-        trouble = _trouble(name, reading, snapshot.at, policy)
-        if not trouble:
-            since.pop(name, None)
-            continue
-        begun = since.setdefault(name, min(reading.at, snapshot.at) if reading.at > 0 else snapshot.at)
-        if reading.state is SensorState.PENDING:
-            begun = since[name] = max(begun, watching_since)
-        lasting = snapshot.at - begun
-        if reading.state not in (SensorState.DENIED, SensorState.ABSENT) and lasting < policy.blind_after:
-            continue
-        findings.append(
-            Finding(
-                FindingKind.SENSOR_BLIND,
-                Severity.WARNING,
-                f"the {name} sensor cannot observe: {trouble}",
-                begun,
-                evidence=(Evidence(name, str(reading.state), Agreement.UNAVAILABLE, lasting),),
-                subject=name,
-            )
-        )
-    return tuple(sorted(since.items()))
+        yield from _blind(turn, name, reading, machine.watching_since)
+    yield from _devices(turn)
+    if snapshot.at - machine.watching_since >= SECOND_SIGNAL_AFTER_SECONDS:
+        yield from _no_second_signal(turn, machine.watching_since)
 
 
 def _readings(snapshot: Snapshot) -> Iterable[tuple[str, Reading[Any]]]:
@@ -123,44 +97,58 @@ def _readings(snapshot: Snapshot) -> Iterable[tuple[str, Reading[Any]]]:
     )
 
 
-def _trouble(name: str, reading: Reading[Any], at: float, policy: GpuSettings) -> str:
+def _blind(turn: Turn, name: str, reading: Reading[Any], watching_since: float) -> Iterator[Finding]:
+    troubled, at = turn.machine.troubled, turn.at
+    trouble = _trouble(turn, name, reading)
+    if not trouble:
+        troubled.pop(name, None)
+        return
+    since = troubled.setdefault(name, min(reading.at, at) if reading.at > 0 else at)
+    if reading.state is SensorState.PENDING:
+        since = troubled[name] = max(since, watching_since)
+    lasting = at - since
+    if reading.state not in (SensorState.DENIED, SensorState.ABSENT) and lasting < turn.policies.gpu.blind_after:
+        return
+    yield Finding(
+        FindingKind.SENSOR_BLIND,
+        Severity.WARNING,
+        f"the {name} sensor cannot observe: {trouble}",
+        since,
+        evidence=(Evidence(name, str(reading.state), Agreement.UNAVAILABLE, lasting),),
+        subject=name,
+    )
+
+
+def _trouble(turn: Turn, name: str, reading: Reading[Any]) -> str:
+    policy = turn.policies.gpu
     if reading.state is SensorState.OK:
-        age = at - reading.at
-        if age > policy.blind_after * STALE_FACTOR[name]:
-            return f"its newest reading is {age:.0f} s old"
-        return ""
+        age = turn.at - reading.at
+        return f"its newest reading is {age:.0f} s old" if age > policy.blind_after * LATE_FACTOR[name] else ""
     if reading.state is SensorState.ABSENT:
         # Only missing NVML is a problem: an unset URL or step source is the operator's choice.
         return reading.detail or "not available" if name == "gpus" and policy.inference else ""
     return reading.detail or str(reading.state)
 
 
-def _devices(snapshot: Snapshot, policy: GpuSettings) -> list[Finding]:
-    if not snapshot.gpus.ok or snapshot.gpus.value is None:
-        return []
-    findings = []
-    present = [g.index for g in snapshot.gpus.value]
-    for gpu in snapshot.gpus.value:
-        if gpu.state is GpuState.OK and gpu.memory_used_bytes is not None:
-            continue
+def _devices(turn: Turn) -> Iterator[Finding]:
+    gpus, inference = turn.snapshot.gpus, turn.policies.gpu.inference
+    if not gpus.ok or gpus.value is None:
+        return
+    for gpu in gpus.value:
         if gpu.state is GpuState.LOST:
-            findings.append(
-                Finding(
-                    FindingKind.GPU_LOST,
-                    Severity.CRITICAL,
-                    f"GPU {gpu.index} fell off the bus: the driver cannot reach it",
-                    snapshot.gpus.at,
-                    suggestion="restarting training cannot repair it: reboot the pod or move to another machine",
-                    evidence=(Evidence(f"gpu{gpu.index}", gpu.detail or "lost", Agreement.AGREES),),
-                    subject=f"gpu{gpu.index}",
-                )
+            yield Finding(
+                FindingKind.GPU_LOST,
+                Severity.CRITICAL,
+                f"GPU {gpu.index} fell off the bus: the driver cannot reach it",
+                gpus.at,
+                suggestion="restarting training cannot repair it: reboot the pod or move to another machine",
+                evidence=(Evidence(f"gpu{gpu.index}", gpu.detail or "lost", Agreement.AGREES),),
+                subject=f"gpu{gpu.index}",
             )
-        elif gpu.index in policy.inference and (gpu.state is not GpuState.OK or gpu.memory_used_bytes is None):
-            findings.append(_unreadable(gpu.index, gpu.detail or str(gpu.state), snapshot.gpus.at))
-    for index in policy.inference:
-        if index not in present:
-            findings.append(_unreadable(index, "NVML does not list it", snapshot.gpus.at))
-    return findings
+        elif gpu.index in inference and (gpu.state is not GpuState.OK or gpu.memory_used_bytes is None):
+            yield _unreadable(gpu.index, gpu.detail or str(gpu.state), gpus.at)
+    for index in sorted(set(inference) - {g.index for g in gpus.value}):
+        yield _unreadable(index, "NVML does not list it", gpus.at)
 
 
 def _unreadable(index: int, why: str, at: float) -> Finding:
@@ -175,31 +163,23 @@ def _unreadable(index: int, why: str, at: float) -> Finding:
     )
 
 
-def _no_second_signal(
-    snapshot: Snapshot, watching_since: float, learned: Learned, policy: GpuSettings
-) -> Finding | None:
-    if not policy.inference or snapshot.at - watching_since < SECOND_SIGNAL_AFTER_SECONDS:
-        return None
-    if snapshot.inference.state not in (SensorState.ABSENT, SensorState.DENIED):
-        return None
-    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-    if trainer is None or not trainer.alive:
-        return None
-    roles = {p.role for p in trainer.descendants}
-    possible = (
-        any(p.cuda is not None for p in trainer.descendants)
-        or bool(roles & {ProcessRole.ENGINE, ProcessRole.INFERENCE})
-        or snapshot.inference.state not in (SensorState.ABSENT, SensorState.DENIED)
-        or (snapshot.progress.ok and bool(snapshot.progress.value or "progress" in learned.seen))
-    )
-    if possible:
-        return None
-    return Finding(
+def _no_second_signal(turn: Turn, since: float) -> Iterator[Finding]:
+    """A blind watcher does not look healthy: where nothing could confirm a death, the status says so."""
+    snapshot, trainer = turn.snapshot, turn.trainer
+    asked = snapshot.inference.state not in (SensorState.ABSENT, SensorState.DENIED)
+    if not turn.policies.gpu.inference or asked or trainer is None or not trainer.alive:
+        return
+    known = {ProcessRole.ENGINE, ProcessRole.INFERENCE}
+    if any(p.cuda is not None or p.role in known for p in trainer.descendants):
+        return
+    if snapshot.progress.ok and (snapshot.progress.value or "progress" in turn.learned.seen):
+        return
+    yield Finding(
         FindingKind.NO_SECOND_SIGNAL,
         Severity.WARNING,
         "podwatch sees the GPU memory but no corroborating signal (server health, processes): it would report a dead"
         " engine but not restart training",
-        watching_since,
+        since,
         suggestion="set [inference] urls, or run podwatch as the trainer's user or as root",
         evidence=(
             Evidence("processes", "not readable or not recognized", Agreement.UNAVAILABLE),

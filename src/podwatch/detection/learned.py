@@ -25,8 +25,6 @@ class Learned(Document):
 
     gpu_baseline_bytes: Many[tuple[Whole, Whole]] = ()
     """By NVML index: the highest sustained memory level while training worked."""
-    gpu_windows: Many[tuple[Whole, Whole]] = ()
-    """By NVML index: the number of complete windows of healthy observations behind the baseline."""
     step_seconds: Many[Real] = ()
     gap_seconds: Many[Real] = ()
     save_seconds: Many[Real] = ()
@@ -70,17 +68,6 @@ class Learned(Document):
         return dict(self.gpu_baseline_bytes)
 
     @property
-    def observations(self) -> Mapping[str, int]:
-        """The observations behind each value: ``step``, ``startup``, ``save``, ``save interval``, ``gpu0``."""
-        return {
-            "step": len(self.step_seconds),
-            "startup": len(self.startups),
-            "save": len(self.save_seconds),
-            "save interval": len(self.save_gaps),
-            **{f"gpu{index}": count for index, count in self.gpu_windows},
-        }
-
-    @property
     def servers(self) -> tuple[str, ...]:
         """Addresses of the inference servers that were healthy during the start ``start_id``."""
         return tuple(name.removeprefix("health:") for name in self.seen if name.startswith("health:"))
@@ -88,18 +75,11 @@ class Learned(Document):
     def baseline(self, index: int) -> int | None:
         return next((value for i, value in self.gpu_baseline_bytes if i == index), None)
 
-    def windows(self, index: int) -> int:
-        return next((value for i, value in self.gpu_windows if i == index), 0)
-
     def with_baseline(self, index: int, value: int) -> "Learned":
         if self.baseline(index) == value:
             return self
         merged = dict(self.gpu_baseline_bytes) | {index: value}
         return replace(self, gpu_baseline_bytes=tuple(sorted(merged.items())))
-
-    def with_window(self, index: int) -> "Learned":
-        merged = dict(self.gpu_windows) | {index: self.windows(index) + 1}
-        return replace(self, gpu_windows=tuple(sorted(merged.items())))
 
     def saw(self, *names: str) -> "Learned":
         new = {name for name in names if name not in self.seen}

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 
 from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
-from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading
+from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading, is_training
 
 WATCHED_SECONDS = 120.0
 """A start first seen within this time was watched from its beginning."""
 SAME_INSTANT_SECONDS = 0.05
 """Two step numbers this close are one write seen twice; nothing is learned from them."""
 
+BELOW = 2
 SAVE_FLOOR_SECONDS = 3600.0
 """Time allowed for a save before any was measured: 47 GB onto a network volume at 15 MB/s take 52 minutes."""
 SAVE_K = 3.0
@@ -21,16 +22,44 @@ _RANK = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSource.C
 
 
 @dataclass(frozen=True, slots=True)
+class Fall:
+    """Two steps in a row were below the highest one of their source (a single one can be an odd line). ``since``: the
+    first of them; ``top_at``: when the highest was shown."""
+
+    top: int
+    top_at: float
+    step: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
+    """The newest number of one source, and whether its numbers went back."""
+
     source: ProgressSource
     role: str
     step: int
     at: float
+    top: int = 0
+    """The highest step that it showed before it went back, and when; while it goes back, ``below`` samples were
+    lower."""
+    top_at: float = 0.0
+    below: int = 0
+    fell_at: float = 0.0
+    fall: Fall | None = None
+    """The newest time that it went back."""
+
+    @property
+    def trained(self) -> bool:
+        return is_training(self.role)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress since ``started_at``. All times are monotonic seconds; ``step`` is the highest number seen."""
+    """Progress since ``started_at``. All times are monotonic seconds; ``step`` is the highest number seen.
+
+    ``streams``: every source that shows numbers, also the orchestrator's, whose numbers are no steps of the trainer but
+    go back with them."""
 
     started_at: float | None = None
     streams: tuple[Stream, ...] = ()
@@ -65,7 +94,12 @@ class Progress:
 
     @property
     def steps_between_saves(self) -> bool:
-        return any(s.source is not ProgressSource.CHECKPOINT for s in self.streams)
+        return any(s.trained and s.source is not ProgressSource.CHECKPOINT for s in self.streams)
+
+    @property
+    def fallen(self) -> Stream | None:
+        """The source that went back last; None if none did."""
+        return max((s for s in self.streams if s.fall is not None), key=lambda s: s.fell_at, default=None)
 
     @property
     def active_at(self) -> float | None:
@@ -131,14 +165,19 @@ def _since_start(samples: Iterable[ProgressSample], started_at: float | None) ->
 
 
 def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple[Progress, Learned]:
-    if not sample.trained or sample.step is None:
-        return replace(progress, ping_at=max(progress.ping_at or sample.at, sample.at)), learned
+    if not sample.trained:
+        progress = replace(progress, ping_at=max(progress.ping_at or sample.at, sample.at))
+    if sample.step is None:
+        return progress, learned
     old = next((s for s in progress.streams if (s.source, s.role) == (sample.source, sample.role)), None)
     # A lower number counts too: a trainer that went back to an older step still makes progress.
     if old is not None and (sample.step == old.step or sample.at <= old.at):
         return progress, learned
-    new = Stream(sample.source, sample.role, sample.step, sample.at)
+    new = _stream(old, sample, sample.step)
     streams = (*(s for s in progress.streams if s is not old), new)
+    progress = replace(progress, streams=tuple(sorted(streams, key=lambda s: (s.source, s.role))))
+    if not sample.trained:
+        return progress, learned
     if old is not None and new.step > old.step and _leads(new, streams):
         gap = new.at - old.at
         if gap > SAME_INSTANT_SECONDS:
@@ -150,7 +189,6 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
     return (
         replace(
             progress,
-            streams=tuple(sorted(streams, key=lambda s: (s.source, s.role))),
             step=max(progress.step if progress.step is not None else sample.step, sample.step),
             first_at=progress.first_at if progress.first_at is not None else sample.at,
             numbered_at=max(progress.numbered_at or sample.at, sample.at),
@@ -159,7 +197,19 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
     )
 
 
+def _stream(old: Stream | None, sample: ProgressSample, step: int) -> Stream:
+    """The source after this sample. It goes back while its steps are below the highest that it has shown."""
+    if old is None:
+        return Stream(sample.source, sample.role, step, sample.at, step, sample.at)
+    if step >= old.top:
+        return replace(old, step=step, at=sample.at, top=step, top_at=sample.at, below=0)
+    fell_at = sample.at if not old.below else old.fell_at
+    below = old.below + 1
+    fall = Fall(old.top, old.top_at, step, fell_at) if below == BELOW else old.fall
+    return replace(old, step=step, at=sample.at, below=below, fell_at=fell_at, fall=fall)
+
+
 def _leads(stream: Stream, streams: Iterable[Stream]) -> bool:
     """Whether intervals are learned from this stream: the trainer's own, then step lines, markers, checkpoints."""
-    best = min(streams, key=lambda s: (s.role != "trainer", _RANK.get(s.source, 9), s.role))
+    best = min((s for s in streams if s.trained), key=lambda s: (s.role != "trainer", _RANK.get(s.source, 9), s.role))
     return (best.source, best.role) == (stream.source, stream.role)

@@ -4,9 +4,9 @@ Two triggers: usage above ``prune_above`` (down to ``prune_to``), and room: the 
 ``margin``, must fit before it comes, in bytes and in inodes. A percentage alone cannot protect: 85 % of a 250 GB disk
 leaves 37 GB, less than one save.
 
-Order: that of ``RemovalKind``. Complete checkpoints that are not in the store go only when a save of the usual size
-does not fit otherwise, and only when it is near, because an upload may complete until then; the one that is being
-uploaded goes last. The newest complete checkpoint never goes.
+Order: that of ``RemovalKind``. Complete checkpoints that the store lacks and would keep go only when a save of the
+usual size does not fit otherwise, and only when it is near, because an upload may complete until then; the one that is
+being uploaded goes last. The newest complete checkpoint never goes.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from podwatch.disk.next_save import NextSave
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.snapshot import DiskSample
 
+_SURPLUS = "enough newer checkpoints are in the store"
 ROOM_HYSTERESIS = 0.05
 """podwatch frees this much more of a save than needed, so that a growing log does not trigger the next deletion."""
 
@@ -31,6 +32,8 @@ class RemovalKind(StrEnum):
     BY_PRODUCT = "by-product"
     OPTIONAL_PART = "optional-part"
     STORED = "stored-set"
+    SURPLUS = "surplus-set"
+    """Not in the store, which would not keep it either."""
     UNSTORED = "unstored-set"
 
 
@@ -104,7 +107,8 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True)
 class DiskFacts:
-    """``stored``: (step, save_id) of what is whole in the store; None: no store is configured. ``elsewhere``: parts on
+    """``stored``: (step, save_id) of what is whole in the store; None: no store is configured. ``surplus``: of what is
+    not in it, and would be deleted there because enough newer saves of the same lineage are. ``elsewhere``: parts on
     other file systems than ``disk``. ``first_seen_wall``: checkpoints last changed before podwatch first guarded this
     directory are deleted only when they are in the store. ``steps_in_use``: by-products of this many steps below the
     newest complete checkpoint stay: inference samples with a policy up to two steps behind the trainer, more if the
@@ -114,6 +118,7 @@ class DiskFacts:
     disk: DiskSample
     next_save: NextSave = field(default_factory=NextSave)
     stored: Collection[tuple[int, str]] | None = None
+    surplus: Collection[tuple[int, str]] = ()
     pins: Mapping[int, str] = field(default_factory=dict)
     protected: Mapping[int, Protection] = field(default_factory=dict)
     leftovers: Leftovers = field(default_factory=Leftovers)
@@ -131,6 +136,9 @@ class DiskFacts:
 
     def is_stored(self, found: CheckpointSet) -> bool:
         return self.stored is not None and (found.step, found.save_id) in self.stored
+
+    def is_surplus(self, found: CheckpointSet) -> bool:
+        return (found.step, found.save_id) in self.surplus and not self.is_stored(found) and self.is_ours(found)
 
     def is_ours(self, found: CheckpointSet) -> bool:
         """Whether it changed since podwatch first guarded this directory."""
@@ -329,7 +337,11 @@ def _candidates(given: DiskFacts, keep: Mapping[int, "_Reason"]) -> Iterator[Rem
     stored = [s for s in free if s.complete and given.is_stored(s)]
     for s in stored:
         yield _whole(RemovalKind.STORED, s, "in the store, and a newer checkpoint is complete", given)
-    others = [s for s in may_go if s.complete and s not in stored and given.is_ours(s) and _takes_room(s, given)]
+    surplus = [s for s in free if s.complete and given.is_surplus(s)]
+    for s in surplus:
+        yield _whole(RemovalKind.SURPLUS, s, f"{_SURPLUS}, and retention would not keep it there", given)
+    safe = (*stored, *surplus)
+    others = [s for s in may_go if s.complete and s not in safe and given.is_ours(s) and _takes_room(s, given)]
     for s in sorted(others, key=lambda s: _last_resort(s, given)):
         yield _whole(RemovalKind.UNSTORED, s, f"the next save does not fit; {_why_unstored(s, given)}", given)
 
@@ -350,7 +362,7 @@ def _last_resort(found: CheckpointSet, given: DiskFacts) -> tuple[int, int]:
     being uploaded goes last: if uploads take longer than two saves, it is always the oldest, and almost no checkpoint
     would reach the store (simulated: 1 of 60 at 15 MB/s, 12 with this order)."""
     protection = given.protected.get(found.step)
-    if protection is Protection.READING and given.is_stored(found):
+    if protection is Protection.READING and (given.is_stored(found) or given.is_surplus(found)):
         return 0, found.step
     return (2 if protection is Protection.UPLOADING else 1), found.step
 
@@ -453,6 +465,8 @@ def _why_it_stays(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, _Reason
         return f"protected: {protection}"
     if s.complete and given.is_stored(s):
         return "in the store; no need to delete it yet"
+    if s.complete and given.is_surplus(s):
+        return f"{_SURPLUS}; no need to delete it yet"
     if not given.is_ours(s):
         return "older than podwatch's first start and not in the store"
     if not s.complete:

@@ -36,7 +36,7 @@ RETRY_SECONDS = 30.0
 DISK_ANSWER_SECONDS = 20.0
 """Twice the disk sensor's deadline. Nothing is planned for a disk that does not respond."""
 _NO_PARTS = ("", "checkpoints", "output", "temp", "state")
-_WHOLE = (RemovalKind.STORED, RemovalKind.UNSTORED)
+_WHOLE = (RemovalKind.STORED, RemovalKind.SURPLUS, RemovalKind.UNSTORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +241,11 @@ class Pruner:
             disk=reading.value,
             next_save=self._predict(elsewhere),
             stored=None if facts.store is None else facts.store.stored,
+            surplus=() if facts.store is None else facts.store.surplus,
             pins=facts.pins,
             protected=protected(facts),
             leftovers=self._measurements.found.on(reading.value.device),
-            first_seen_wall=facts.run.first_seen_wall,
+            first_seen_wall=facts.run.guarded_since,
             steps_in_use=self.rules.steps_in_use,
             elsewhere=elsewhere,
         )

@@ -97,6 +97,10 @@ class CheckpointSet:
     time is over."""
     held: str = ""
     held_as: HeldAs | None = None
+    start_id: str = ""
+    """The start that it belongs to (``domain.starts``); empty if it is older than every one."""
+    ours: bool = True
+    """It is this run's. Others are neither chosen nor uploaded until an operator adopts them."""
     remainder: bool = False
     """It was complete and was deleted: only parts outside the deleted directory are left."""
 

@@ -440,7 +440,6 @@ Label = Annotated[str, shown(200)]
 """A name or a short sentence that people read."""
 RunId = Annotated[str, Checked(_check_run_id)]
 SaveId = Annotated[str, Form(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
-Sha1 = Annotated[str, Form(r"[0-9a-f]{40}")]
 RelativePath = Annotated[str, Checked(check_relative_path)]
 """Safe to join below a directory, and not a name that deceives."""
 Many = Annotated[tuple[T, ...], _Many()]

@@ -4,12 +4,11 @@ One small object, ``verdict.json``, because an engine starts the next attempt wi
 seconds of the store's clock.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from podwatch.domain.document import Document, Flag, Integer, Label, Many, Real, Whole, shown
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
-from podwatch.domain.errors import IntegrityError
 
 _Reason = Annotated[str, shown(1000)]
 MOST_HOSTS = 64
@@ -101,15 +100,3 @@ class RunVerdict(Document):
     suspect: Suspect | None = None
     run_id: Label = field(default="", compare=False)
     written_at: Label = field(default="", compare=False)
-
-
-def verdict_document(kept: RunVerdict, *, run_id: str, written_at: str) -> bytes:
-    return replace(kept, run_id=run_id, written_at=written_at).to_bytes()
-
-
-def parse_verdict(data: bytes | None) -> RunVerdict:
-    """What ``verdict_document`` wrote; an empty one for what cannot be read: an attempt then starts."""
-    try:
-        return RunVerdict.from_bytes(data or b"")
-    except IntegrityError:
-        return RunVerdict()

@@ -55,6 +55,7 @@ class EventName(StrEnum):
     UPLOAD_ABANDONED = "upload-abandoned"
     UPLOAD_SKIPPED = "upload-skipped"
     PUBLISHED = "published"
+    STORED = "stored"
     OPTIONAL_PARTS = "optional-parts"
     FINAL_SYNC = "final-sync"
     RUN_ENDED = "run-ended"
@@ -72,7 +73,6 @@ class EventName(StrEnum):
     RUN_CLAIMED = "run-claimed"
     RUN_HELD_ELSEWHERE = "run-held-elsewhere"
     SUPERSEDED = "superseded"
-    POINTER_REPAIRED = "pointer-repaired"
     CONTROL_CHANGED = "control-changed"
     CONTROL_REFUSED = "control-refused"
 

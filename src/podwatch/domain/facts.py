@@ -11,6 +11,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.lease import Decision
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 
 OUTCOMES_KEPT = 40
 """Two hours at a save every three minutes."""
@@ -62,14 +63,16 @@ class StoreFacts:
     uploaded_bytes: int = 0
     total_bytes: int = 0
     superseded: bool = False
-    standing: Decision | None = None
+    lease: Decision | None = None
     """Whether this pod holds the run's lease; None without a store."""
-    stored: frozenset[tuple[int, str]] = frozenset()
-    """(step, save_id) of every checkpoint that is whole in the store."""
-    newest_of: Mapping[str, int] = field(default_factory=dict)
-    """Lineage -> its newest step in the store."""
-    saves: int | None = None
-    """Checkpoints of this run in the store; None until the store was listed."""
+    settles_in: float | None = None
+    """Seconds until this pod's claim is decided: nothing is published before; None while none settles."""
+    checkpoints: tuple[StoredCheckpoint, ...] = ()
+    """Every save in this store's inventory, in the order of publication."""
+    surplus: frozenset[tuple[int, str]] = frozenset()
+    """(step, save_id) of this pod's checkpoints that are not in the store, and that retention would delete from it."""
+    listed: bool = False
+    """The store was listed since podwatch started."""
     abandoned_in_a_row: int = 0
     warnings: tuple[str, ...] = ()
     upload_rate: float | None = None
@@ -82,7 +85,26 @@ class StoreFacts:
     @property
     def unread(self) -> bool:
         """A store is configured, and it is not known yet what it has."""
-        return bool(self.store_url) and self.saves is None
+        return bool(self.store_url) and not self.listed
+
+    @property
+    def saves(self) -> int | None:
+        """Whole checkpoints of this run in the store; None until the store was listed."""
+        return sum(save.whole for save in self.checkpoints) if self.listed else None
+
+    @property
+    def stored(self) -> frozenset[tuple[int, str]]:
+        """(step, save_id), as this pod names them, of its checkpoints that are whole in this store."""
+        return frozenset((save.step, save.here) for save in self.checkpoints if save.whole and save.here)
+
+    @property
+    def newest_of(self) -> Mapping[str, int]:
+        """Lineage -> its newest step in the store."""
+        found = dict[str, int]()
+        for save in self.checkpoints:
+            if save.whole:
+                found[save.lineage] = max(save.step, found.get(save.lineage, -1))
+        return found
 
     @property
     def upload_left_seconds(self) -> float | None:

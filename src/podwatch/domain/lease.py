@@ -2,11 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.document import (
@@ -14,12 +13,8 @@ from podwatch.domain.document import (
     Document,
     Integer,
     Label,
-    Many,
-    Positive,
     Real,
-    SaveId,
     Strictly,
-    Wall,
     Whole,
     or_null,
     shown,
@@ -27,17 +22,12 @@ from podwatch.domain.document import (
 )
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.stored_checkpoint import KnownSaves, PublishedSave
 
 _CLAIM_NAME = re.compile(r"(\d{1,18})-([A-Za-z0-9]{1,64})\Z")
 
-MOST_PINS = 100
-"""Pins in a heartbeat: of the highest steps."""
-MOST_SAVES = 300
-"""Saves in a heartbeat: the newest. Older ones are mostly milestones, which stay anyway."""
-CLAIM_WAIT_SECONDS = 100.0
-"""From a claim to its decision: longer than a PUT's timeout plus 30 s, so that every other claim is visible; and longer
-than confirmation plus PUT, so that the last pointer of a living former holder arrives before the first one of ours."""
+CLAIM_WAIT_SECONDS = 150.0
+"""From a claim to its decision: longer than a former holder needs that does not see the claim yet, confirms, and writes
+with a request that is carried out late."""
 PATIENCE_SECONDS = 300.0
 """How old another pod's heartbeat must be before its run is taken over. It is written every minute, and B2 can be slow
 or down for a while."""
@@ -119,7 +109,6 @@ class Claim:
     generation: int
     nonce: str
     uploaded_wall: float = 0.0
-    file_id: str = ""
     writer_id: str = ""
 
 
@@ -154,54 +143,6 @@ def claimant(data: bytes | None) -> Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
-    step: Whole
-    reason: Label = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOverSave:
-    step: Whole
-    save_id: SaveId
-    lineage: Label
-    generation: Positive
-    seq: Positive
-    stored_wall: Wall
-    total_bytes: Whole
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOverSaves:
-    """The saves in the store that retention knows, which the next pod judges too, oldest first; generation and seq of
-    the newest. The next pod deletes by them: a list that is wrong anywhere is not used."""
-
-    generation: Positive
-    seq: Positive
-    known: Many[HandedOverSave]
-
-    def __post_init__(self) -> None:
-        if not self.known or any(s.seq > self.seq or s.generation > self.generation for s in self.known):
-            raise ValueError("known: a save is newer than the newest, or there is none")
-
-    @classmethod
-    def of(cls, known: KnownSaves) -> Self:
-        saves = tuple(
-            HandedOverSave(s.step, s.save_id, s.lineage, s.generation, s.seq, round(s.wall, 3), s.total_bytes)
-            for s in known.saves[-MOST_SAVES:]
-        )
-        return cls(known.generation, known.seq, saves)
-
-    def taken(self) -> KnownSaves:
-        saves = (
-            PublishedSave(
-                s.step, s.save_id, s.lineage, s.generation, s.seq, "", "", "", 0, s.total_bytes, s.stored_wall
-            )
-            for s in self.known
-        )
-        return KnownSaves(self.generation, self.seq, tuple(saves))
-
-
-@dataclass(frozen=True, slots=True)
 class HeartbeatEnd:
     """A job's verdict."""
 
@@ -215,7 +156,7 @@ class HeartbeatEnd:
 class Heartbeat(Pod, Document):
     """``heartbeat.json``: what shows from outside the pod whether training makes progress. Times in fields ``_wall``
     are epoch seconds of the pod's clock. Empty texts and None: not known. A wrong figure counts as not known; who wrote
-    it, its claim, its pins, what is not stored and how the run ended are read as a whole or not at all."""
+    it, its claim, what is not stored and how the run ended are read as a whole or not at all."""
 
     KIND = "podwatch-heartbeat"
     FILE = "heartbeat.json"
@@ -253,10 +194,6 @@ class Heartbeat(Pod, Document):
     """What the run costs so far."""
     last_digest_at: Annotated[Label, or_null(""), unreadable_as("")] = ""
     """When the run's last digest was sent, or when a pod began to wait for the first."""
-    pins: Many[Pin] = ()
-    """The pod that replaces this one adopts them, so that it does not delete these steps in the store."""
-    saves: Annotated[HandedOverSaves | None, unreadable_as(None)] = None
-    """None: this pod does not know what it would hand over, or not which of it is pinned."""
 
     @property
     def readable(self) -> bool:
@@ -268,10 +205,6 @@ class Heartbeat(Pod, Document):
         """The state in which its pod left, else the phase."""
         left = self.state != HolderState.RUNNING and self.state in frozenset(HolderState)
         return self.state if left or not self.phase else self.phase
-
-    @property
-    def pinned(self) -> dict[int, str]:
-        return {pin.step: pin.reason for pin in self.pins[:MOST_PINS]}
 
     @property
     def digest_wall(self) -> float | None:
@@ -287,11 +220,6 @@ class Heartbeat(Pod, Document):
         return replace(
             _signed(self, pod), generation=claim.generation, claim=claim.nonce, state=str(state), written_at=written_at
         )
-
-
-def pins_of(pins: Mapping[int, str]) -> tuple[Pin, ...]:
-    """``pins`` (step: reason) as a heartbeat has them."""
-    return tuple(Pin(step, pins[step][:200]) for step in sorted(pins)[-MOST_PINS:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +301,7 @@ class LeaseAction(StrEnum):
     HOLD = "holding"
     REFUSE = "refused"
     SUPERSEDED = "superseded"
-    ASIDE = "aside"
+    ASSIGNED_ELSEWHERE = "assigned-elsewhere"
     """An operator named another pod in control.json."""
 
 

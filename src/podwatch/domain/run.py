@@ -25,17 +25,6 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierSave:
-    """A checkpoint on this pod that ``lineage`` saved and that the run has left behind. ``changed_wall`` (epoch
-    seconds) and ``save_id`` (empty if it was not complete) distinguish it from the same step saved again."""
-
-    step: int
-    save_id: str
-    changed_wall: float
-    lineage: str
-
-
-@dataclass(frozen=True, slots=True)
 class StartRecord:
     """One start of the trainer, recorded before it happens.
 
@@ -48,7 +37,6 @@ class StartRecord:
     argv: tuple[str, ...]
     cwd: str
     user: str = ""
-    step: int | None = None
     environment_names: tuple[str, ...] = ()
     config_digests: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
@@ -60,10 +48,6 @@ class StartRecord:
 
 
 class IntentKind(StrEnum):
-    PUBLISH = "publish"
-    REMOTE_DELETE = "remote-delete"
-    RESTORE = "restore"
-    HOLD = "hold"
     END_POD = "end-pod"
     HOOK = "hook"
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from podwatch.domain.document import Document, Flag, Integer, Label, Real, RunId, Text, Texts, Whole
-from podwatch.domain.run import EarlierSave, Lineage, Pause, StartRecord
+from podwatch.domain.document import Document, Flag, Integer, Label, Many, Real, RunId, Text, Texts, Whole
+from podwatch.domain.run import Lineage, Pause, StartRecord
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.starts import StartedBy, TrainerStart, changed_start, find_start, older_branches, opener_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,9 @@ class RunState(Document):
     """Counts the edits: of two documents of one run the higher one is newer, whatever the clocks say."""
     written: WrittenAt = WrittenAt()
 
-    first_seen_wall: Real = 0.0
-    """When podwatch first guarded this output_dir; older checkpoints are deleted only if they are in the store."""
-    adopted: Flag = False
-    """The operator adopted the checkpoints that existed before podwatch (--adopt-existing)."""
+    adopted: Text = ""
+    """The start during which the operator adopted what is older than every start (--adopt-existing); empty if nobody
+    did."""
     wandb: Texts = field(default_factory=dict)
 
     desired: Desired = Desired.RUNNING
@@ -116,26 +116,15 @@ class RunState(Document):
     init passes it to every daemon that it starts."""
 
     last_start: StartRecord | None = None
-    lineage: Lineage = field(default_factory=lambda: Lineage(""))
-    earlier: tuple[EarlierSave, ...] = ()
-    """Checkpoints on this pod that do not belong to the current lineage."""
-    ancestry: Mapping[Text, Integer] = field(default_factory=dict)
-    """Older lineages, each with its last step that belongs to the current one."""
-    starting: Text = ""
-    """The start that was recorded and not yet seen to run; ``wanted`` and ``fresh`` are its own."""
+    starts: Many[TrainerStart] = ()
+    """Oldest first; the first one is the moment at which podwatch began to guard the run."""
     stopping: Stopping | None = None
-    counted: Text = ""
-    """The start last counted as a failure."""
-    confirmed: Text = ""
-    """The start last confirmed."""
-    ended_wall: Real | None = None
-    """Epoch second at which our last trainer ended; a process that already ran then is not its successor."""
     yielded: Flag = False
     """This pod lost the run and stopped its trainer; a trainer attached since then belongs to the operator."""
 
     wanted: Whole | None = None
     fresh: Flag = False
-    """With ``wanted``: the next start as the operator requested it; cleared once it has happened."""
+    """With ``wanted``: the next start as the operator requested it; cleared once that start was seen to run."""
     below: Whole | None = None
     """The next start must come from a step below this one (a step back that was decided)."""
     history: RestartHistory = RestartHistory()
@@ -149,7 +138,49 @@ class RunState(Document):
     """Part of the address to which the trainer sends its progress."""
     writer_id: Text = ""
     """Names this pod in the store."""
+    stored: Flag = False
+    """A whole save of this run was seen in the store."""
     claim: WonClaim | None = None
+
+    @property
+    def lineage(self) -> Lineage:
+        """The branch that is trained now."""
+        if not self.starts:
+            return Lineage("")
+        branch = self.starts[-1].branch
+        opener, parent = opener_of(branch, self.starts)
+        if opener is None:
+            return Lineage(branch)
+        by_operator = opener.left_step is not None
+        return Lineage(branch, parent, opener.from_step, opener.left_step, opener.wall if by_operator else 0.0)
+
+    @property
+    def ancestry(self) -> Mapping[str, int]:
+        """Older branches, each with its last step that belongs to the current one."""
+        return older_branches(self.starts)
+
+    def start(self, start_id: str) -> TrainerStart | None:
+        return find_start(start_id, self.starts)
+
+    def with_start(self, start_id: str, **changes: Any) -> Self:
+        """With this start changed, if it is recorded."""
+        return replace(self, starts=changed_start(self.starts, start_id, **changes))
+
+    @property
+    def started_from(self) -> int | None:
+        """The step of podwatch's last start; None if that was fresh, or there was none."""
+        return next((s.from_step for s in reversed(self.starts) if s.by is StartedBy.PODWATCH), None)
+
+    @property
+    def ended_wall(self) -> float | None:
+        """Epoch second at which our last trainer ended; a process that already ran then is not its successor. None
+        while it is watched, and before the first one."""
+        return next((s.ended for s in reversed(self.starts) if s.trains and s.seen), None)
+
+    @property
+    def guarded_since(self) -> float:
+        """The begin of the first start on this pod: older checkpoints are deleted only if they are in the store."""
+        return min((s.wall for s in self.starts if s.by is not StartedBy.OTHER_POD), default=0.0)
 
     def pinned(self, step: int, reason: str) -> Self:
         return replace(self, pins={**self.pins, step: reason})
@@ -166,7 +197,7 @@ class RunState(Document):
         gone: dict[str, Any] = {
             "history": self.history.shifted(monotonic - before.monotonic - age),
             "gpu_base": {},
-            "ended_wall": None,
+            "starts": tuple(s if s.ended is None else replace(s, ended=0.0) for s in self.starts),
             "ignored": (),
         }
         if before.machine != machine:

@@ -9,9 +9,9 @@ dangles after the restore. ``..`` after such a name is refused, because it is no
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
 from podwatch.domain.safe_names import deceives
 
 _MOST_FOLLOWED = 40
@@ -24,15 +24,25 @@ _MOST_LINKS = 10_000
 """In one manifest: a checkpoint has a handful."""
 
 
-def check_links(files: Iterable[ManifestFile], links: Sequence[ManifestSymlink]) -> None:
-    """Raise IntegrityError unless every link, fully resolved, stays in its part and no entry is below a link."""
+@dataclass(frozen=True, slots=True)
+class PlacedLink:
+    """``path``: its part, a slash, and its name there."""
+
+    path: str
+    part: str
+    target: str
+
+
+def check_links(files: Iterable[str], links: Sequence[PlacedLink]) -> None:
+    """Raise IntegrityError unless every link, fully resolved, stays in its part and no entry is below a link.
+    ``files``: their paths, with the part as those of the links."""
     if len(links) > _MOST_LINKS:
         raise IntegrityError(f"manifest contains more than {_MOST_LINKS} links", where="symlinks")
     for link, reason in _bad(files, links):
         raise IntegrityError(f"manifest contains a link that {reason}", where=repr(link.path)[:120])
 
 
-def restorable(files: Sequence[ManifestFile], links: Sequence[ManifestSymlink]) -> tuple[ManifestSymlink, ...]:
+def restorable(files: Sequence[str], links: Sequence[PlacedLink]) -> tuple[PlacedLink, ...]:
     """The links that ``check_links`` accepts together. Leaving one out can change the target of another."""
     left = tuple(links[:_MOST_LINKS])
     while bad := {link.path for link, _ in _bad(files, left)}:
@@ -40,18 +50,18 @@ def restorable(files: Sequence[ManifestFile], links: Sequence[ManifestSymlink]) 
     return left
 
 
-def _bad(files: Iterable[ManifestFile], links: Sequence[ManifestSymlink]) -> Iterable[tuple[ManifestSymlink, str]]:
+def _bad(files: Iterable[str], links: Sequence[PlacedLink]) -> Iterable[tuple[PlacedLink, str]]:
     if not links:
         return
     targets = {link.path: link.target for link in links}
-    paths = (*(file.path for file in files), *targets)
+    paths = (*files, *targets)
     folders = {path[:end] for path in paths for end, c in enumerate(path) if c == "/"}
     for link in links:
         if reason := _reason(link, targets, folders):
             yield link, reason
 
 
-def _reason(link: ManifestSymlink, targets: dict[str, str], folders: set[str]) -> str:
+def _reason(link: PlacedLink, targets: dict[str, str], folders: set[str]) -> str:
     if link.path in folders:
         return "has other entries below it"
     if not link.path.startswith(f"{link.part}/"):

@@ -125,16 +125,14 @@ def _is_ordinary(value: str) -> bool:
 # -- known values ----------------------------------------------------------------------------------------------------
 
 _known: dict[str, float] = {}
-"""Value -> monotonic time until which it is known. Each change is atomic and is followed by a new version; a reader
-that finds another version builds its index again, so no lock is needed."""
+"""Value -> version at which it was registered last; infinite for one that stays for good. Each change is atomic and is
+followed by a new version; a reader that finds another version builds its index again, so no lock is needed."""
 _versions = itertools.count(1)
 _version = 0
 
-LIFE_SECONDS: Final = 36 * 3600.0
-"""Life of a temporary credential whose end is not known: AWS gives none for longer."""
-LINGER_SECONDS: Final = 24 * 3600.0
-"""How long a temporary credential stays known after its end: for texts that quote it and are not written yet (log
-lines, a failed request), and because this machine's clock can be wrong."""
+MOST_TEMPORARY: Final = 96
+"""An id, a key and a token of 32 rotations: more than a day where a service renews them each hour, so that texts that
+quote one and are not written yet (log lines, a failed request) still find it."""
 
 
 def forget() -> None:
@@ -152,29 +150,30 @@ def known_version() -> int:
 def register(*values: str) -> None:
     """Add known secrets, which are removed from every text from now on. Values shorter than 8 characters are ignored
     (they are removed only after a secret name). Of a value with several lines (a private key) each long line counts."""
-    _learn(values, math.inf)
+    _learn(values, temporary=False)
 
 
-def register_temporary(*values: str, now: float, seconds: float | None = None) -> None:
-    """Add credentials that end by themselves in ``seconds`` (None: not known) and are no secret ``LINGER_SECONDS``
-    later. A process that runs for months sees thousands. A value that is registered again counts from then; one that
-    ``register`` got stays. ``now``: monotonic seconds, because the wall clock can be set."""
-    ended = [value for value, until in tuple(_known.items()) if until < now]
-    _learn(values, now + (LIFE_SECONDS if seconds is None else max(0.0, seconds)) + LINGER_SECONDS, ended)
+def register_temporary(*values: str) -> None:
+    """Add credentials that end by themselves, of which a process that runs for months sees thousands: the last
+    ``MOST_TEMPORARY`` stay known. One that ``register`` got stays for good."""
+    _learn(values, temporary=True)
 
 
-def _learn(values: Iterable[str], until: float, ended: Sequence[str] = ()) -> None:
+def _learn(values: Iterable[str], *, temporary: bool) -> None:
     global _version
     parts = {part for value in values for part in (value, *(x for x in value.splitlines() if len(x.strip()) >= 16))}
     parts = {part.strip() for part in parts if len(part.strip()) >= MIN_SECRET}
     parts = {part for part in parts if MASK not in part and part not in MASK}
-    changed = bool(parts - _known.keys()) or bool(set(ended) - parts)
+    changed = bool(parts - _known.keys())
+    version = next(_versions)
     for part in parts:
-        _known[part] = max(until, _known.get(part, until))
-    for value in set(ended) - parts:
+        _known[part] = max(version if temporary else math.inf, _known.get(part, 0))
+    if not changed:
+        return
+    ending = sorted((at, value) for value, at in tuple(_known.items()) if at < math.inf)
+    for _, value in ending[:-MOST_TEMPORARY]:
         _known.pop(value, None)
-    if changed:
-        _version = next(_versions)
+    _version = version
 
 
 def register_named(values: Mapping[str, str], *, all_of_it: bool = False) -> None:

@@ -174,22 +174,6 @@ class Supervision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RequiredExit:
-    """A required child (inference, orchestrator) that was seen in the tree and is gone while the launcher lives."""
-
-    identity: ProcessIdentity
-    role: ProcessRole
-    name: str
-    status: ExitStatus
-    seen_gone_at: float
-    seen_for: float | None = None
-    """Seconds that it had lived (by its start time, if known) until the look that no longer showed it."""
-    last_seen_at: float | None = None
-    """The last look that showed it alive (monotonic). It ended between the two looks, which can be minutes apart if the
-    tree could not be read. None: not known."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessEnd:
     """A process of the tree that ended, with the exit status that its supervisor or the kernel reported. ``seen_at``:
     when podwatch learned of it (monotonic)."""
@@ -225,9 +209,10 @@ class TrainerSample:
     launcher: ProcessIdentity | None = None
     exit: ExitStatus | None = None
     descendants: tuple[ProcessSample, ...] = ()
-    required_exits: tuple[RequiredExit, ...] = ()
     finish_line: bool = False
     """The trainer printed its own finish line ("RL trainer finished!") after this start."""
+    finished: frozenset[ProcessRole] = frozenset()
+    """Roles that printed theirs: prime-rl's orchestrator ends minutes before its trainer, and that is no failure."""
     terminal_used_wall: float | None = None
     """When an operator last typed in the terminal that an attached trainer was started in (epoch seconds)."""
     ends: tuple[ProcessEnd, ...] = ()
@@ -330,6 +315,11 @@ class ProgressSource(StrEnum):
     """A ping without a step number; a source with step numbers always takes precedence."""
 
 
+def is_training(role: str) -> bool:
+    """Whether steps of this role are the trainer's own."""
+    return role not in ("orchestrator", "inference")
+
+
 @dataclass(frozen=True, slots=True)
 class ProgressSample:
     """The newest progress from one source. ``at`` is monotonic; ``step`` is None for a ping without a number."""
@@ -345,7 +335,7 @@ class ProgressSample:
     def trained(self) -> bool:
         """Whether it is a step of the trainer itself. The orchestrator numbers its batches up to two steps ahead, and
         continues while a trainer fails to load, so its numbers prove nothing."""
-        return self.step is not None and self.role not in ("orchestrator", "inference")
+        return self.step is not None and is_training(self.role)
 
 
 class Desired(StrEnum):
@@ -354,6 +344,10 @@ class Desired(StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"
     FINISHED = "finished"
+
+
+_PRECEDENCE = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSource.CHECKPOINT: 2}
+"""Which source shows a step first."""
 
 
 def _pending() -> "Reading[tuple[GpuSample, ...]]":
@@ -452,13 +446,16 @@ class Snapshot:
 
     @property
     def newest_step(self) -> ProgressSample | None:
-        """The highest training step of this start (of equal ones the latest sample); None before the first.
+        """The training step of now; None before the first: the highest one (of equal ones the latest sample) that is
+        not older than the newest of the best source. A trainer that began again below shows the lower step.
 
         Status, metrics, heartbeat and W&B all use this step. A trainer that ended keeps its last step until the next
         start.
         """
         trained = [s for s in self.progress_of_start if s.trained]
-        return max(trained, key=lambda s: (s.step or 0, s.at), default=None)
+        best = min(trained, key=lambda s: (_PRECEDENCE.get(s.source, 9), s.role != "trainer", -s.at), default=None)
+        since = float("-inf") if best is None else best.at
+        return max((s for s in trained if s.at >= since), key=lambda s: (s.step or 0, s.at), default=None)
 
     @property
     def steps_between_saves(self) -> bool:

@@ -107,6 +107,10 @@ class StoredDocument(Document):
     size_bytes: Whole | None = None
     stored_at: At = None
     lineage: Text | None = None
+    generation: Whole | None = None
+    """Of the life of podwatch that published it."""
+    pinned: Flag | None = None
+    """It has a pin in the store, which every pod obeys."""
     restored: Flag | None = None
 
 
@@ -277,8 +281,6 @@ class LearnedValue(Document):
 class LearnedGpu(Document):
     index: Whole
     baseline_bytes: Whole | None
-    baseline_observations: Whole
-    """Windows of 15 readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,10 +466,12 @@ class SyncDocument(Document):
     calls: Mapping[Text, Whole]
     """To the store since podwatch started, by class: a is free, b and c are up to 2,500 a day."""
     standing: Literal["alone"] | LeaseAction
-    """Whether this pod holds the run in the store (docs/two-pods.md); alone: no store; aside: control.json names
-    another pod."""
+    """Whether this pod holds the run in the store (docs/two-pods.md); alone: no store; assigned-elsewhere:
+    control.json names another pod."""
     generation: Whole
     """Of the holder."""
+    settles_in_seconds: Whole | None
+    """Until this pod's claim of the run is decided: what is sent meanwhile is published then; null: none settles."""
     holder: Text
     """The other pod, if another pod holds the run."""
 
@@ -484,6 +488,28 @@ class CountersDocument(Document):
     """Uploads of checkpoints that were given up."""
     pruned: Whole
     incidents: Mapping[Text, Whole]
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+class Tone(StrEnum):
+    NONE = ""
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Document):
+    """One fact in words."""
+
+    label: Text
+    text: Text
+    tone: Tone = Tone.NONE
+    share: Size | None = None
+    """From 0 to 1, where a bar can show it."""
+    narrow: Text = ""
+    """The text in fewer words, for a narrow terminal; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,6 +530,12 @@ class Status(Document):
     overall: Overall
     reasons: tuple[FindingDocument, ...]
     """Worst first."""
+    headline: Text = ""
+    """One sentence about the state of training."""
+    not_backed_up: Text = ""
+    """A warning to show below the headline; empty where a store is configured."""
+    rows: tuple[Row, ...] = ()
+    """The facts below in words, for people; ages are those at ``time``."""
     daemon: DaemonDocument | None = None
     training: TrainingDocument | None = None
     recovery: RecoveryView | None = None

@@ -71,7 +71,7 @@ class LogRule:
 class TrainerLog:
     """The lines of one trainer. ``run_bars``: descriptions of tqdm bars that count the steps of the whole run.
     ``epoch_lines``: other bars of one epoch, with epoch, done and total as their groups. ``errors``: its known errors,
-    as log rules with meaning and fix; detection/log_rules.py has those of programs that many trainers use.
+    as log rules with meaning and fix; detection/log_rules.toml has those of programs that many trainers use.
     ``metrics``: podwatch's name of a training metric (detection/training_metrics.py) -> the trainer's names, of which
     the first one present counts."""
 

@@ -291,7 +291,7 @@ class Evaluations:
                 state = self.state
                 page = await journal.run(Journal.events, after_id=state.cursor, limit=PAGE)
                 for event in page:
-                    mark = self.settings.milestones and await is_milestone(self._desk, event)
+                    mark = self.settings.milestones and is_milestone(event)
                     state = policy.on_event(state, event, self._rules, milestone=mark)
                 if state != self.state:
                     quiet = replace(state, cursor=self.state.cursor) == self.state

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from podwatch.client.trusted_configuration import check_trusted
 from podwatch.config.settings import EvaluationSettings
+from podwatch.config.trusted_files import check_trusted
 from podwatch.config.units import format_size
 from podwatch.domain.errors import ConfigurationError, HostError
 from podwatch.policy import evaluation as policy

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.client.times_and_sizes import rfc3339
 from podwatch.config.settings import HookSettings, Settings
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
+from podwatch.domain.times import rfc3339
 from podwatch.hooks import start_child
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.hooks import (
@@ -30,7 +30,6 @@ from podwatch.policy.hooks import (
     occasion_of,
     pause_seconds,
 )
-from podwatch.policy.store_retention import in_order, milestones
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock, either
 
@@ -115,14 +114,9 @@ def variables_of(document: Mapping[str, Any], config: str) -> dict[str, str]:
     return {name: str(value).replace("\0", "") for name, value in found.items() if name != "PODWATCH_CONFIG" or value}
 
 
-async def is_milestone(desk: Desk, event: Event) -> bool:
+def is_milestone(event: Event) -> bool:
     """Whether the store keeps this published checkpoint for good."""
-    if event.name is not EventName.PUBLISHED:
-        return False
-    saves = in_order(await desk.journal.run(Journal.published))
-    fixed = milestones(saves, desk.settings.sync.keep_every)
-    mark = (event.fields.get("generation"), event.fields.get("seq"))
-    return any((s.generation, s.seq) == mark and (s.step, s.save_id) in fixed for s in saves)
+    return event.name is EventName.PUBLISHED and event.fields.get("milestone") is True
 
 
 class HookLine:
@@ -206,7 +200,7 @@ class HookLine:
             page = await journal.run(Journal.events, after_id=self._read_to, limit=PAGE)
             for event in page:
                 self._read_to = max(self._read_to, event.id)
-                milestone = "milestone" in self.hook.on and await is_milestone(self._desk, event)
+                milestone = "milestone" in self.hook.on and is_milestone(event)
                 one = occasion_of(event, self.hook.on, milestone=milestone)
                 if one is None or one.kind == "preempted" or one.id in self._done:  # ``Hooks.stop`` runs preempted
                     continue

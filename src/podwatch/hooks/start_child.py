@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.client.trusted_configuration import check_command
 from podwatch.config.settings import CheckSettings, HookSettings, Settings
+from podwatch.config.trusted_files import check_command
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub
 from podwatch.system.child import account_of

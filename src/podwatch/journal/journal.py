@@ -1,14 +1,13 @@
-"""The journal: one SQLite file that remembers events, incidents, uploads and learned values.
+"""The journal: one SQLite file that remembers events, incidents, hooks and learned values.
 
 No decision about training depends on it: those stand in run.json. It may vanish; then history is gone and guarding
-goes on. Every method is small, synchronous and thread-safe. Records of *actions* (intents, uploads) raise HostError
-when they cannot be written, because an action without a record must not happen. Records that only *inform* (events,
-incidents, learned values) are dropped and counted instead.
+goes on. Every method is small, synchronous and thread-safe. Records of *actions* (intents) raise HostError when they
+cannot be written, because an action without a record must not happen. Records that only *inform* (events, incidents,
+learned values) are dropped and counted instead.
 
-Where the database cannot be read, one in memory takes its place (``open_for_guard``). It holds what happened meanwhile
-(events, incidents, what was fetched from the store), and nothing about what was sent, published or removed: those
-records are refused. When the database can be used again, what happened moves there; of learned values only those that
-it lacks, because whoever learned them knew nothing of the ones before.
+Where the database cannot be read, one in memory takes its place (``open_for_guard``). It has what happened meanwhile
+(events, incidents); intents are refused. When the database can be used again, what happened moves there; of learned
+values only those that it lacks, because whoever learned them knew nothing of the ones before.
 """
 
 import contextlib
@@ -17,8 +16,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,10 +26,8 @@ from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
-from podwatch.domain.stored_checkpoint import PublishedSave
 from podwatch.journal import open_database
 from podwatch.journal.open_database import connect, environmental, host_error, obstacle_of, open_checked
-from podwatch.journal.upload_records import BegunUpload, UploadedObject
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
@@ -82,8 +79,7 @@ class Journal:
     """Use ``Journal.open``. ``rebuilt`` says why an unreadable database was replaced; empty if it was not.
 
     ``dropped`` counts records that were lost because the disk was full or the database failed. ``obstacle``: why the
-    database cannot be written or read now (``open_for_guard``); None while it can. ``era`` grows whenever another
-    database takes the place of this one: what was read before that must be read again.
+    database cannot be written or read now (``open_for_guard``); None while it can.
     """
 
     obstacle: Obstacle | None = None
@@ -92,12 +88,11 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection, wall: Wall, rebuilt: str) -> None:
         self.path = path
         self.rebuilt = rebuilt
-        self.dropped = self.era = 0
+        self.dropped = 0
         self._connection = connection
         self._wall = wall
         self._lock = threading.RLock()
         self._writes = 0
-        self._together = False
         self._closed = False
         self._read_only = False
         self._settled_meanwhile: list[tuple[str, str, float, int]] = []
@@ -133,7 +128,7 @@ class Journal:
         """``open`` for the daemon, which must guard even without a database: never raises HostError.
 
         Where the database cannot be opened or read, at the start or later, an empty one in memory takes its place, and
-        no action but a restore can be recorded. ``return_to_disk`` ends that.
+        no action can be recorded. ``return_to_disk`` ends that.
         """
         try:
             journal = cls.open(path, wall=wall)
@@ -172,7 +167,6 @@ class Journal:
                 old, self._connection = self._connection, connection
                 self._settled_meanwhile.clear()
                 self.obstacle, self.rebuilt = None, rebuilt
-                self.era += 1
                 old.close()
         except BaseException:
             connection.close()
@@ -185,7 +179,6 @@ class Journal:
             if self._closed or self.obstacle is None:
                 return
             self._connection.close()
-            self.era += 1
             try:
                 self._connection, rebuilt = open_checked(self.path, lenient=False)
             except (HostError, OSError, sqlite3.Error) as error:
@@ -222,27 +215,15 @@ class Journal:
 
     # -- intents ------------------------------------------------------------------------------------------------------
 
-    def open_intent(self, kind: IntentKind, data: Mapping[str, object], *, era: int | None = None) -> Intent:
-        """Durable when this returns. Raises HostError if it cannot be written: then the action must not happen.
-        ``era``: that in which the action was decided; another one refuses it."""
-        now, restores = self._wall(), kind is IntentKind.RESTORE
-        with self._lock:
-            if not restores:
-                self.refuse_unread(self.era if era is None else era, f"cannot {kind} now")
-            number = self._write(
-                "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
-                (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
-                or_in_memory=restores,
-            )
+    def open_intent(self, kind: IntentKind, data: Mapping[str, object]) -> Intent:
+        """Durable when this returns. Raises HostError if it cannot be written: then the action must not happen."""
+        now = self._wall()
+        number = self._write(
+            "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
+            (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
+            or_in_memory=False,
+        )
         return Intent(number, kind, now, dict(data))
-
-    def refuse_unread(self, era: int, what: str) -> None:
-        """Raises HostError, which begins with ``what``, unless the database of ``era`` is still in use: what was read
-        in another, or in memory, decides no removal and no publication."""
-        with self._lock:
-            self._refuse_in_memory(what)
-            if era != self.era:
-                raise HostError(f"{what}: the state database was opened again since this was decided")
 
     def settle(self, intent_id: int, state: IntentState, note: str = "") -> None:
         """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is examined again."""
@@ -319,97 +300,6 @@ class Journal:
         )
         return Incident(*rows[0]) if rows else None
 
-    # -- uploads ------------------------------------------------------------------------------------------------------
-
-    def save_object(self, step: int, save_id: str, obj: UploadedObject) -> None:
-        """The file is in the store; records of its unfinished upload are removed."""
-        with self._transaction(or_in_memory=False) as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO objects (step, save_id, path, document) VALUES (?, ?, ?, ?)",
-                (step, save_id, obj.path, _dump(asdict(obj))),
-            )
-            _forget_begun(connection, step, save_id, obj.path)
-
-    def save_begun(self, step: int, save_id: str, begun: BegunUpload) -> None:
-        """A large file's upload has started in the store (again, if there was a record of an earlier one)."""
-        with self._transaction(or_in_memory=False) as connection:
-            _forget_begun(connection, step, save_id, begun.path)
-            connection.execute(
-                "INSERT INTO begun (step, save_id, path, document) VALUES (?, ?, ?, ?)",
-                (step, save_id, begun.path, _dump({**asdict(begun), "parts": []})),
-            )
-
-    def save_part(self, upload: str, number: int, note: str) -> None:
-        """``note``: the part's SHA-1, and what else the store needs to recognize it."""
-        self._write(
-            "INSERT OR REPLACE INTO begun_parts (upload, number, sha1) VALUES (?, ?, ?)",
-            (upload, number, note),
-            or_in_memory=False,
-        )
-
-    def together(self, writes: Sequence["Write"]) -> None:
-        """All of them durable when it returns, or none: one commit for what arrives faster than a disk can sync."""
-        with self._transaction():
-            self._together = True
-            try:
-                for write in writes:
-                    write(self)
-            finally:
-                self._together = False
-
-    def begun(self, step: int | None = None, save_id: str = "") -> dict[str, BegunUpload]:
-        """By ``path``, of one checkpoint; with no step, of all checkpoints, by upload id."""
-        found: dict[str, BegunUpload] = {}
-        query = "SELECT document FROM begun WHERE ? IS NULL OR (step = ? AND save_id = ?)"
-        for row in self._rows(query, (step, step, save_id)):
-            document = json.loads(row[0])
-            parts = self._rows(
-                "SELECT number, sha1 FROM begun_parts WHERE upload = ? ORDER BY number", (document["upload"],)
-            )
-            begun = BegunUpload(**{**document, "parts": tuple((int(n), str(h)) for n, h in parts)})
-            found[begun.path if step is not None else begun.upload] = begun
-        return found
-
-    def objects(self, step: int, save_id: str) -> dict[str, UploadedObject]:
-        """By ``path`` (``<part>/<path inside the part>``)."""
-        rows = self._rows("SELECT document FROM objects WHERE step = ? AND save_id = ? ORDER BY path", (step, save_id))
-        found = {}
-        for row in rows:
-            document = json.loads(row[0])
-            document["parts_sha1"] = tuple(document["parts_sha1"])
-            found[document["path"]] = UploadedObject(**document)
-        return found
-
-    def unfinished(self) -> list[tuple[int, str]]:
-        """(step, save_id) of every checkpoint that was partly sent and not published, by step."""
-        rows = self._rows(
-            "SELECT step, save_id FROM begun UNION SELECT step, save_id FROM objects"
-            " EXCEPT SELECT step, save_id FROM published ORDER BY step, save_id"
-        )
-        return [(int(step), str(save_id)) for step, save_id in rows]
-
-    def note_published(self, saved: PublishedSave) -> None:
-        """The checkpoint is whole in the store. Its object records stay until ``forget_save``, so that publishing it
-        again needs no hashing."""
-        self._write(
-            "INSERT OR REPLACE INTO published (step, save_id, generation, seq, wall, document)"
-            " VALUES (?, ?, ?, ?, ?, ?)",
-            (saved.step, saved.save_id, saved.generation, saved.seq, saved.wall, _dump(asdict(saved))),
-            or_in_memory=saved.restored,
-        )
-
-    def published(self) -> list[PublishedSave]:
-        """Oldest first: by (generation, seq), never by step number alone."""
-        rows = self._rows("SELECT document FROM published ORDER BY generation, seq, wall")
-        return [PublishedSave(**json.loads(row[0])) for row in rows]
-
-    def forget_save(self, step: int, save_id: str) -> None:
-        """Both the publication and its objects: the checkpoint was removed from the store, or its files changed."""
-        with self._transaction(or_in_memory=False) as connection:
-            connection.execute("DELETE FROM objects WHERE step = ? AND save_id = ?", (step, save_id))
-            _forget_begun(connection, step, save_id)
-            connection.execute("DELETE FROM published WHERE step = ? AND save_id = ?", (step, save_id))
-
     # -- learned values -----------------------------------------------------------------------------------------------
 
     def learn(self, key: str, value: object) -> None:
@@ -441,7 +331,7 @@ class Journal:
             try:
                 return self._insert(sql, arguments, or_in_memory)
             except HostError as error:
-                if self._together or not self._helped(error):
+                if not self._helped(error):
                     raise
             return self._insert(sql, arguments, or_in_memory)  # there is space now, or an empty database
 
@@ -459,17 +349,12 @@ class Journal:
     def _in_memory(self) -> bool:
         return self.obstacle is not None and self.obstacle.in_memory
 
-    def _refuse_in_memory(self, what: str) -> None:
-        if (why := self.obstacle) is not None and why.in_memory:
-            raise HostError(f"{what}: {why.what}", where=why.where, fix=why.fix)
-
     def _stand_by(self, error: sqlite3.Error) -> bool:
         """After the database could not be read, continue with an empty one in memory; returns whether that was done."""
         if not self._guards or self._in_memory or self._closed or not environmental(error):
             return False
         old, self._connection = self._connection, _empty_database(int(self._wall()))
         self.obstacle = Obstacle(*obstacle_of(error, self.path), in_memory=True)
-        self.era += 1
         with contextlib.suppress(sqlite3.Error):
             old.close()
         return True
@@ -500,11 +385,8 @@ class Journal:
     @contextlib.contextmanager
     def _transaction(self, *, or_in_memory: bool = True) -> Iterator[sqlite3.Connection]:
         with self._lock:
-            if not or_in_memory:
-                self._refuse_in_memory("cannot record what was sent, published or removed")
-            if self._together:
-                yield self._connection
-                return
+            if not or_in_memory and (why := self.obstacle) is not None and why.in_memory:
+                raise HostError(f"this cannot be recorded now: {why.what}", where=why.where, fix=why.fix)
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield self._connection
@@ -540,33 +422,23 @@ class Journal:
             return
 
 
-def _forget_begun(connection: sqlite3.Connection, step: int, save_id: str, path: str | None = None) -> None:
-    which = "step = :step AND save_id = :save_id AND (:path IS NULL OR path = :path)"
-    names = {"step": step, "save_id": save_id, "path": path}
-    begun = f"SELECT json_extract(document, '$.upload') FROM begun WHERE {which}"  # noqa: S608 - a constant
-    connection.execute(f"DELETE FROM begun_parts WHERE upload IN ({begun})", names)  # noqa: S608
-    connection.execute(f"DELETE FROM begun WHERE {which}", names)  # noqa: S608
-
-
 def _empty_database(first_id: int) -> sqlite3.Connection:
     """A database in memory. Its ids begin at ``first_id``, the epoch second: above every id that the real one has
     given, so that whoever reads on from an id misses nothing and repeats nothing when the rows move there."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA cache_size = -256")
     open_database.make_tables(connection, ":memory:")
-    for table in ("events", "intents", "incidents"):
+    for table in ("events", "incidents"):
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, first_id))
     return connection
 
 
-_MOVES: Final = {
-    "events": "REPLACE", "incidents": "REPLACE", "intents": "REPLACE", "published": "IGNORE", "learned": "IGNORE",
-}  # fmt: skip
+_MOVES: Final = {"events": "REPLACE", "incidents": "REPLACE", "learned": "IGNORE"}
 
 
 def _move_rows(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
-    """Copy what happened, with its ids (of intents and publications only those of a fetch can be there), and learned
-    values that the target lacks. The W&B ids of the last fetch are what happened, too."""
+    """Copy what happened, with its ids, and learned values that the target lacks. The W&B ids of the last fetch are
+    what happened, too."""
     target.execute(
         "DELETE FROM learned WHERE key = ? AND ?",
         (FROM_STORE, bool(source.execute("SELECT 1 FROM learned WHERE key = ?", (FROM_STORE,)).fetchall())),
@@ -596,7 +468,3 @@ def _intent(row: tuple[Any, ...]) -> Intent | None:
         return Intent(row[0], IntentKind(row[1]), row[2], json.loads(row[3]), IntentState(row[4]), row[5])
     except ValueError:
         return None
-
-
-Write = Callable[[Journal], object]
-"""One call of a method that writes."""

@@ -25,20 +25,8 @@ TABLES: Final = (
         id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, opened_wall REAL NOT NULL, summary TEXT NOT NULL,
         evidence TEXT NOT NULL DEFAULT '', bundle TEXT NOT NULL DEFAULT '', closed_wall REAL,
         resolution TEXT NOT NULL DEFAULT '', resumed_step INTEGER, lost_steps INTEGER)""",
-    """CREATE TABLE objects (
-        step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
-        PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
-    """CREATE TABLE published (
-        step INTEGER NOT NULL, save_id TEXT NOT NULL, generation INTEGER NOT NULL, seq INTEGER NOT NULL,
-        wall REAL NOT NULL, document TEXT NOT NULL, PRIMARY KEY (step, save_id)) WITHOUT ROWID""",
     "CREATE TABLE learned (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE padding (filler BLOB NOT NULL)",
-    """CREATE TABLE begun (
-        step INTEGER NOT NULL, save_id TEXT NOT NULL, path TEXT NOT NULL, document TEXT NOT NULL,
-        PRIMARY KEY (step, save_id, path)) WITHOUT ROWID""",
-    """CREATE TABLE begun_parts (
-        upload TEXT NOT NULL, number INTEGER NOT NULL, sha1 TEXT NOT NULL,
-        PRIMARY KEY (upload, number)) WITHOUT ROWID""",
 )
 SCHEMA_VERSION: Final = 1
 """The ``user_version`` of a database with these tables. 0: empty, or made by a podwatch that was cut off."""

@@ -51,6 +51,7 @@ NEEDS_OPERATOR = frozenset(
         FindingKind.CHECKPOINT_OVERDUE,
         FindingKind.NOT_COMPLETE,
         FindingKind.RESUMED_WRONG,
+        FindingKind.GOING_BACKWARDS,
         FindingKind.GPU_LOST,
         FindingKind.GPU_FAULT,
         FindingKind.FILES_LOW,
@@ -209,7 +210,7 @@ def on_event(
             book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event, cost=cost, do=do)
         case EventName.EVALUATION_REGRESSED:
             title = f"step {event.fields.get('step')} is worse than the best evaluation"
-            do = "compare the two with `podwatch eval table`"
+            do = "compare the two with `podwatch eval`"
             book.say(Topic.EVALUATION, Change.HAPPENED, Severity.WARNING, title, event, do=do)
         case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
             do = "start another machine, if no controller does: `podwatch run` continues there from the store"

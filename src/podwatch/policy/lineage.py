@@ -1,4 +1,4 @@
-"""Lineages: when an operator's own start opens a new one, and which checkpoints belong to the old one. Pure.
+"""Lineages: when an operator's own start opens a new one, and what stays of the old one. Pure.
 
 A start below the newest checkpoint is proved by the resume step in its command, or in a file that its command names, or
 by a checkpoint that its processes saved below the newest one. A step number in a log is no proof.
@@ -10,96 +10,52 @@ from datetime import UTC, datetime
 
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.facts import StoreFacts
-from podwatch.domain.run import EarlierSave, Lineage
+from podwatch.domain.run import Lineage
 from podwatch.domain.run_state import RunState
+from podwatch.domain.starts import TrainerStart
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
     """A start that left the current lineage. ``step``: the step from which it continued (None: from the beginning).
-    ``newest``: the newest step of the lineage that was left. ``why``: the proof in words. ``left``: the checkpoints on
-    this pod that belong to the lineage that was left."""
+    ``newest``: the newest step of the lineage that was left. ``why``: the proof in words. ``can_return``: the newest
+    checkpoint of the lineage that was left is on this pod and was complete."""
 
     step: int | None
     newest: int
     why: str
-    left: tuple[EarlierSave, ...]
-
-    @property
-    def can_return(self) -> bool:
-        """Whether the newest checkpoint of the lineage that was left is on this pod and was complete."""
-        return any(one.step == self.newest and one.save_id for one in self.left)
+    can_return: bool
 
 
 def departure(
     sets: Sequence[CheckpointSet],
+    start: TrainerStart,
     *,
-    lineage: Lineage,
-    began_wall: float,
     resumed: int | None = None,
     named_by: str = "its command",
     stored: Iterable[int] = (),
 ) -> Departure | None:
-    """Whether the start of ``began_wall`` (epoch seconds) left ``lineage``; None if not, or if it is already recorded
-    (the checkpoints left behind are then marked as an earlier branch).
+    """Whether ``start`` left the lineage that was trained before it; None if not, or if it is already recorded (the
+    checkpoints left behind are then marked as an earlier branch).
 
     ``sets``: the run's marked checkpoints on this pod. ``resumed``: the step that the start's command resumes from,
     None if it names none; ``named_by``: the place that names it, as the subject of a sentence. ``stored``: the steps of
     this lineage that were in the store before that start.
     """
     line = [s for s in sets if s.of_line]
-    before = [s for s in line if s.changed_wall < began_wall]
-    older = [s.step for s in before if s.complete]
+    older = [s.step for s in line if s.start_id != start.id and s.complete]
     newest = max((*older, *stored), default=None)
     if newest is None:
         return None
     if resumed is not None and resumed < newest:
-        step: int | None = resumed
-        why = f"{named_by} resumes from step {resumed}"
-    else:
-        # Only checkpoints that this start wrote completely: an older one in which a file changed proves nothing.
-        made = [s.step for s in line if s.complete and not s.held and (s.began_wall or s.changed_wall) >= began_wall]
-        first = min(made, default=newest)
-        if first >= newest:
-            return None
-        step = max((n for n in older if n < first), default=None)
-        why = f"it saved step {first}"
-    left = tuple(
-        EarlierSave(s.step, s.save_id, s.changed_wall, lineage.id) for s in before if step is None or s.step > step
-    )
-    return Departure(step, newest, why, left)
-
-
-def is_earlier(found: CheckpointSet, earlier: Iterable[EarlierSave]) -> bool:
-    """Whether this checkpoint was left behind. A step that was saved again belongs to the lineage that saved it: the id
-    shows that, and where one was never complete the time, which a clock that is set back makes doubtful."""
-    return any(
-        one.step == found.step
-        and (
-            found.save_id == one.save_id
-            if found.save_id and one.save_id and found.changed_wall != one.changed_wall
-            else found.changed_wall <= one.changed_wall
-        )
-        for one in earlier
-    )
-
-
-def returned(
-    sets: Sequence[CheckpointSet], lineage: Lineage, earlier: Sequence[EarlierSave], step: int
-) -> tuple[str, tuple[EarlierSave, ...]]:
-    """For a start from ``step`` of an earlier branch: (its lineage, the checkpoints left behind from now on), which are
-    those of the other branches and those that the current lineage wrote. The lineage is empty if ``step`` was not left
-    behind."""
-    chosen = next((s for s in sets if s.step == step), None)
-    home = next((one.lineage for one in earlier if chosen is not None and is_earlier(chosen, [one])), "")
-    if not home:
-        return "", tuple(earlier)
-    own = tuple(
-        EarlierSave(s.step, s.save_id, s.changed_wall, lineage.id)
-        for s in sets
-        if s.of_line and (lineage.parent_step is None or s.step > lineage.parent_step)
-    )
-    return home, (*(one for one in earlier if one.lineage != home or one.step > step), *own)
+        return Departure(resumed, newest, f"{named_by} resumes from step {resumed}", newest in older)
+    # Only checkpoints that this start wrote completely: an older one in which a file changed proves nothing.
+    own = (s for s in line if s.start_id == start.id and s.complete and not s.held)
+    first = min((s.step for s in own if (s.began_wall or s.changed_wall) >= start.wall), default=newest)
+    if first >= newest:
+        return None
+    step = max((n for n in older if n < first), default=None)
+    return Departure(step, newest, f"it saved step {first}", newest in older)
 
 
 def kept_step(sets: Sequence[CheckpointSet], lineage: Lineage, *, has_store: bool, stored: int | None) -> int | None:
@@ -115,7 +71,7 @@ def kept_step(sets: Sequence[CheckpointSet], lineage: Lineage, *, has_store: boo
 
 def kept_branch(sets: tuple[CheckpointSet, ...], run: RunState, store: StoreFacts | None) -> int | None:
     """The newest step of an earlier branch that must stay on this pod for now; None if there is none."""
-    if not run.earlier:
+    if not any(s.earlier for s in sets):
         return None
     stored = None if store is None else store.newest_of.get(run.lineage.id)
     return kept_step(sets, run.lineage, has_store=store is not None, stored=stored)

@@ -16,7 +16,7 @@ HOLDS_UP = frozenset({FindingKind.BLOCKED, FindingKind.SUPERSEDED, FindingKind.A
 """Findings of recovery for which a start of training waits."""
 STEP_LATE_K = 3.0
 """Median steps without a step until the first line of the status shows it: the factor that detectors use as a
-corroborating signal (detection/corroborating_signals.py). It is no proof: an evaluation or a save takes as long."""
+corroborating signal (detection/confirming.py). It is no proof: an evaluation or a save takes as long."""
 STEP_LATE_SECONDS = 10.0
 """And at least this long: steps of a fraction of a second come in bursts."""
 

@@ -1,4 +1,4 @@
-"""Which step the trainer resumes from, and which checkpoints on this pod this run can have written.
+"""Which step the trainer resumes from.
 
 Never "latest": a step of *this* run and lineage, complete by its layout's rule, and not refused because it resumed at
 the wrong step or failed to load. If checkpoints exist but none is usable, the answer is "none" and podwatch asks the
@@ -11,40 +11,27 @@ from typing import Literal
 
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run import Lineage
-from podwatch.domain.stored_checkpoint import StoredSave
 from podwatch.policy.implausible_steps import NO_TRAINING
-
-# -- ownership of checkpoints ----------------------------------------------------------------------------------------
-# Which checkpoints on this pod belong to this run. Others are neither chosen nor uploaded nor published until an
-# operator adopts them.
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """``first_seen_wall`` (epoch seconds): since when podwatch guards this directory for the run. ``started_from``: the
-    step of the last start; everything above it was moved to quarantine then. ``fetched``: (step, save_id) fetched from
-    this run's store. ``adopted``: an operator adopted the checkpoints on this pod.
-
-    That podwatch published a checkpoint is no evidence: it can publish one that it then refuses to resume from.
-    """
-
-    first_seen_wall: float
-    started_from: int | None = None
-    fetched: frozenset[tuple[int, str]] = field(default_factory=frozenset)
-    adopted: bool = False
-
-    def owns(self, found: CheckpointSet) -> bool:
-        return (
-            self.adopted
-            or found.changed_wall >= self.first_seen_wall
-            or (found.step, found.save_id) in self.fetched
-            or (self.started_from is not None and found.step <= self.started_from)
-        )
-
 
 # -- choice of the step ----------------------------------------------------------------------------------------------
 
 Source = Literal["local", "store", "fresh", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSave:
+    """A checkpoint in the store. ``order``: (generation, seq) of its publication. ``problem``: why it cannot be used,
+    as the store shows it or as a fetch has found."""
+
+    step: int
+    save_id: str
+    lineage: str
+    order: tuple[int, int] = (0, 0)
+    problem: str = ""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.step, self.save_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +54,7 @@ class Choice:
 @dataclass
 class _Candidates:
     local: dict[int, CheckpointSet] = field(default_factory=dict)
-    remote: dict[int, StoredSave] = field(default_factory=dict)
+    remote: dict[int, RemoteSave] = field(default_factory=dict)
     rejected: list[tuple[int, str]] = field(default_factory=list)
     unowned: bool = False
     held_back: bool = False
@@ -79,7 +66,7 @@ class _Candidates:
 
 def choose(
     local: Sequence[CheckpointSet],
-    remote: Sequence[StoredSave] = (),
+    remote: Sequence[RemoteSave] = (),
     *,
     lineage: Lineage | None,
     refused: Mapping[int, str] | None = None,
@@ -90,12 +77,12 @@ def choose(
 ) -> Choice:
     """Choose the step to start from.
 
-    ``lineage``: the run's current lineage (None on a pod without a record: the lineage with the highest seq in the
-    store). ``ancestry`` maps older lineages to their last step that is part of the current one; the direct parent is
-    known from ``lineage``. ``refused``: steps that must not be used (resumed-wrong, failed loads), with the reason.
-    ``adopted`` is false if the checkpoints on this pod belong to another run or to an unknown one. ``wanted``: a step
-    that an operator named; it must exist and be complete, and overrides ``refused`` and ``below``. ``below`` allows
-    only lower steps (a step back).
+    ``remote``: the one that the run's pointer names first. ``lineage``: the run's current lineage (None on a pod
+    without a record: that of the first one in the store). ``ancestry`` maps older lineages to their last step that is
+    part of the current one; the direct parent is known from ``lineage``. ``refused``: steps that must not be used
+    (resumed-wrong, failed loads), with the reason. ``adopted`` is false if the checkpoints on this pod belong to
+    another run or to an unknown one. ``wanted``: a step that an operator named; it must exist and be complete, and
+    overrides ``refused`` and ``below``. ``below`` allows only lower steps (a step back).
 
     If a step is both local and in the store, the local checkpoint is used: it needs no download.
     """
@@ -139,11 +126,11 @@ def other_world(saved: int | None, asked: int | None, *, counts_all: bool) -> st
 
 
 def _valid_until(
-    lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[StoredSave]
+    lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[RemoteSave]
 ) -> dict[str, int | None]:
     """Lineage id -> its last step that is part of the current lineage (None: all of them)."""
     if lineage is None:
-        newest = max(remote, key=lambda s: s.seq, default=None)
+        newest = next((save for save in remote if not save.problem), None)
         return {newest.lineage: None} if newest is not None else {}
     valid: dict[str, int | None] = dict(ancestry)
     if lineage.parent and lineage.parent_step is not None:
@@ -154,7 +141,7 @@ def _valid_until(
 
 def _sort_out(
     local: Sequence[CheckpointSet],
-    remote: Sequence[StoredSave],
+    remote: Sequence[RemoteSave],
     valid: Mapping[str, int | None],
     refused: Mapping[int, str],
     adopted: bool,
@@ -191,6 +178,10 @@ def _sort_out(
     for save in remote:
         step = save.step
         last = valid.get(save.lineage, -1)
+        if save.problem:
+            found.rejected.append((step, f"in the store: {save.problem}"))
+            found.held_back = True
+            continue
         if save.lineage not in valid:
             # Left on purpose: it never prevents a fresh start.
             found.rejected.append((step, f"in the store, of a lineage that this run has left ({save.lineage})"))
@@ -201,7 +192,7 @@ def _sort_out(
         if why := _why_not(step, refused, below) or _no_step(step, named=named):
             found.rejected.append((step, f"in the store: {why}"))
             found.held_back = True
-        elif step not in found.remote or save.seq > found.remote[step].seq:
+        elif step not in found.remote or save.order > found.remote[step].order:
             found.remote[step] = save
     return found
 

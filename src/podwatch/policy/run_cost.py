@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from podwatch.domain.account_document import Finish
-from podwatch.domain.document import Document, Integer, Real, Text, Whole
+from podwatch.domain.account_document import AccountTotals, Finish
+from podwatch.domain.document import Document, Integer, Real, Text, Whole, of
 from podwatch.domain.event import Incident
 
 COST_KEY: Final = "cost"
@@ -184,3 +184,18 @@ def step_seconds(window: Steps, save_gap: float | None) -> float | None:
         return None
     (first, began), (last, ended) = window[0], window[-1]
     return (ended - began) / (last - first) if ended - began >= SAVES * save_gap else None
+
+
+def totals_of(account: AccountTotals | None) -> RunCost | None:
+    """The totals in a heartbeat's account; None without their times."""
+    if account is None or account.since is None:
+        return None
+    return of(
+        RunCost,
+        account,
+        since=account.since,
+        seconds=account.total_seconds,
+        so_far=account.money.so_far,
+        lost=account.money.lost,
+        currency=account.money.currency[:8],
+    )

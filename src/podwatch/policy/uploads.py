@@ -2,7 +2,7 @@
 (docs/sync.md). Pure."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,44 +28,35 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
-    """An interrupted upload that will not be finished: podwatch cancels its parts in the store."""
+class Begun:
+    """An interrupted upload. ``found``: the checkpoint of its step on this pod now; ``linked``: podwatch has its files
+    by names of its own, whatever the trainer removes; ``void``: its files changed; ``newest_stored``: the highest step
+    of this lineage in the store; ``scanned``: the pod's checkpoints are known."""
 
     step: int
     save_id: str
-    why: str
+    found: CheckpointSet | None
+    linked: bool = False
+    void: bool = False
+    same_lineage: bool = True
+    newest_stored: int = -1
+    pinned: bool = False
+    scanned: bool = True
 
 
-def sort_begun(
-    begun: Iterable[tuple[int, str]],
-    sets: Mapping[int, CheckpointSet],
-    *,
-    void: Collection[tuple[int, str]],
-    published: int,
-    pinned: Collection[int] = (),
-) -> tuple[tuple[CheckpointSet, ...], tuple[GivenUp, ...]]:
-    """Sort the interrupted uploads (step, save_id) into the checkpoints that can still be finished and those given up.
-    Uploads in neither list are decided once their checkpoint was judged again. ``void``: their files changed;
-    ``published``: the highest step of this lineage in the store; uploads of older steps are given up, except ``pinned``
-    ones."""
-    finish, given_up = [], []
-    for step, save_id in begun:
-        found = sets.get(step)
-        if found is not None and not found.save_id:
-            continue  # not judged again yet
-        if found is None or found.save_id != save_id or (step, save_id) in void:
-            given_up.append(GivenUp(step, save_id, "it was removed or saved again before it was in the store"))
-        elif found.earlier:
-            given_up.append(
-                GivenUp(step, save_id, "it belongs to an earlier branch of this run, which training has left")
-            )
-        elif step < published and step in pinned:
-            continue  # finished when the run has ended
-        elif step < published:
-            given_up.append(GivenUp(step, save_id, f"step {published} is in the store"))
-        elif found.complete and not found.held:
-            finish.append(found)
-    return tuple(finish), tuple(given_up)
+def why_given_up(begun: Begun) -> str:
+    """Why an interrupted upload is not finished; empty if it is."""
+    found = begun.found
+    if not begun.same_lineage or (found is not None and found.save_id == begun.save_id and found.earlier):
+        return "it belongs to an earlier branch of this run, which training has left"
+    if begun.void:
+        return "its files changed"
+    if begun.step < begun.newest_stored and not begun.pinned:
+        return f"step {begun.newest_stored} is in the store"
+    again = found is not None and found.complete and found.save_id != begun.save_id
+    if again or (not begun.linked and begun.scanned and found is None):
+        return "it was removed or saved again before it was in the store"
+    return ""
 
 
 def next_upload(newest: Waiting | None, begun: Collection[Waiting]) -> Waiting | None:
@@ -91,7 +82,7 @@ CAUGHT_UP = 5
 
 def uploads_behind(tally: Tally) -> bool:
     """Whether checkpoints are skipped because uploads are slower than the saves. False if they are faster: then an
-    outage, a restart or ``sync.upload_gap`` is the cause."""
+    outage or a restart is the cause."""
     if tally.upload_seconds is None or tally.save_seconds is None:
         return False
     recent = tally.outcomes[-RECENT:]

@@ -31,7 +31,6 @@ FREE_TEXT = frozenset(
     {
         "ProcessSample.command",
         "ProcessSample.name",
-        "RequiredExit.name",
         "LogMatch.line",
         "Reading.detail",
         "GpuSample.detail",

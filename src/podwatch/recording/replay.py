@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
-from podwatch.detection.run_detectors import DetectionState, advance, initial
+from podwatch.detection.rules import DetectionState, advance, initial
 from podwatch.domain.finding import Finding, Verdict
 from podwatch.domain.snapshot import Snapshot
 from podwatch.recording.format import Header, Segment

@@ -11,10 +11,11 @@ from podwatch.domain.errors import Busy
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.run_state import RestartHistory, RunState
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.starts import StartedBy, with_start
 from podwatch.recovery import quarantine
 from podwatch.recovery.operation_runner import read_run, recall, reconcile, replace_other_run
 from podwatch.recovery.recovery import Recovery
-from podwatch.recovery.resume_point import opened
+from podwatch.recovery.start_entries import first_start
 from podwatch.trainer.base import Look
 
 WHY = "everything, for a fresh start"
@@ -49,7 +50,7 @@ async def clean_alone(recovery: Recovery) -> Cleaned:
     look = await tools.launcher.look()
     await _refuse_while_running(recovery, look)
     await read_run(recovery.context)
-    replace_other_run(recovery.context)
+    await replace_other_run(recovery.context)
     await recall(recovery.context)
     await reconcile(recovery.context, look)
     recovery.context.handle = look.handle
@@ -86,12 +87,12 @@ async def _clean(recovery: Recovery) -> Cleaned:
     # that the store still names.
     await recovery.starter.set_aside(None, paths, WHY)
 
+    start = replace(await first_start(tools), by=StartedBy.CLEAN, proved=True)
+
     def cleaned(run: RunState) -> RunState:
-        run = opened(run, None) if paths or run.last_start is not None else run
+        run = replace(run, starts=with_start(run.starts, start)) if paths or run.last_start is not None else run
         history = RestartHistory(ever_worked=run.history.ever_worked)
-        return replace(
-            run, refused={}, ancestry={}, wanted=None, below=None, next_try_wall=None, history=history, adopted=False
-        )
+        return replace(run, refused={}, wanted=None, below=None, next_try_wall=None, history=history, adopted="")
 
     await tools.run_file.edit(cleaned)
     recovery.context.notes.clear(

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from podwatch.checkpoints.layout import counts_saves
-from podwatch.detection.one_finding_per_failure import Healing
+from podwatch.detection.merge import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -218,6 +218,25 @@ class RecoveryContext:
         self.note(**changes)
         self.tools.run_file.record_soon()
 
+    def note_end(self, start_id: str, wall: float | None) -> None:
+        """Note when the trainer of this start ended (epoch seconds); None: it is watched."""
+        self.tools.run_file.note(lambda run: run.with_start(start_id, ended=wall))
+
+    async def start_was_seen(self, start_id: str) -> None:
+        """Record that this start has happened: a request for it is fulfilled."""
+        await self.tools.run_file.edit(
+            lambda run: replace(run, wanted=None, fresh=False).with_start(start_id, seen=True)
+        )
+
+    def is_counted(self, start_id: str) -> bool:
+        """Whether the end of this start was counted as a failure."""
+        start = self.run.start(start_id)
+        return start is not None and start.counted
+
+    def is_confirmed(self, start_id: str) -> bool:
+        start = self.run.start(start_id)
+        return start is not None and start.confirmed
+
     @property
     def desired(self) -> Desired:
         return self.run.desired
@@ -296,7 +315,6 @@ class RecoveryContext:
 
     def watch(self, handle: TrainerHandle, attempt: Attempt, *, adopted: bool = False) -> None:
         self.handle, self.attempt = handle, attempt
-        self.tools.run.own.launched = handle.launcher
         clock = self.tools.clock
         self.adopted, self.changed_at = adopted, clock.monotonic() - max(0.0, clock.wall() - handle.started_wall)
         if handle.supervision is Supervision.ATTACH:
@@ -304,22 +322,20 @@ class RecoveryContext:
         self.writers_ended = False
         self.machine_fault = ""
         self.machine_broken = False
-        self.note(ended_wall=None)
+        self.note_end(handle.start_id, None)
         self.command_looked_at = float("-inf")
         self.tools.track(handle)
 
     def forget(self) -> None:
-        if self.handle is not None and self.run.ended_wall is None:
-            self.note(ended_wall=self.tools.clock.wall())
+        start = self.run.start(self.watched)
+        if start is not None and start.ended is None:
+            self.note_end(start.id, self.tools.clock.wall())
         self.handle, self.attempt = None, None
         self.command_looked_at = float("-inf")
         self.tools.track(None)
         self.free_since = self.looked_out_at = self.changed_at = self.tools.clock.monotonic()
 
     # -- the checkpoints of the run -----------------------------------------------------------------------------------
-
-    def owns(self, found: CheckpointSet) -> bool:
-        return self.tools.run.own.owns(found)
 
     async def rescan(self) -> tuple[CheckpointSet, ...]:
         look = partial(self.tools.catalogue.rescan, writers_ended=self.writers_ended, list_again=True)
@@ -332,7 +348,7 @@ class RecoveryContext:
             return self.chosen
         if run.wanted is not None:
             return run.wanted
-        ours = [s.step for s in self.tools.catalogue.sets if s.complete and not s.held and self.owns(s)]
+        ours = [s.step for s in self.tools.catalogue.sets if s.complete and not s.held and s.ours]
         fit = [step for step in ours if step not in run.refused]
         lower = [step for step in fit if run.below is None or step < run.below]
         return max(lower or fit, default=None)

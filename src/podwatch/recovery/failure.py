@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from podwatch.domain.errors import PodwatchError
@@ -112,7 +113,11 @@ class Failures:
         due = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
         below = failure.resumed_from if decision.step_back and failure.resumed_from is not None else run.below
         self.why_gave_up = decision.reason if decision.history.gave_up else ""
-        await self.context.edit(history=decision.history, counted=start_id, next_try_wall=due, below=below)
+        await tools.run_file.edit(
+            lambda run: replace(run, history=decision.history, next_try_wall=due, below=below).with_start(
+                start_id, counted=True
+            )
+        )
         self.context.show(self.context.phase, decision.reason)
         return decision
 

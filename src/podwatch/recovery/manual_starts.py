@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final, Protocol
 
 from podwatch.domain.errors import Busy, PodwatchError
@@ -14,6 +13,7 @@ from podwatch.incidents import scrub
 from podwatch.recovery.context import BLOCKED_POLL, Attempt, RecoveryContext
 from podwatch.recovery.operation_runner import OperationRunner, adopt
 from podwatch.recovery.resume_point import Lineages
+from podwatch.recovery.start_entries import enter_running
 from podwatch.recovery.state import Phase
 from podwatch.recovery.stop import Stops
 from podwatch.trainer.base import Look, TrainerHandle
@@ -148,7 +148,9 @@ class ManualStarts:
         now = tools.clock.monotonic()
         self.context.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now, handle.start_id)
-        await self._own_its_saves(handle.started_wall)
+        await enter_running(tools, handle)
+        if all(s.ours for s in tools.catalogue.sets if s.complete):
+            self.context.notes.clear(FindingKind.FOREIGN_CHECKPOINTS)
         await self.lineages.descend(handle)
         self.context.show(Phase.ATTACHED, f"watching pid {handle.launcher.pid}, which podwatch did not start")
         tools.say(
@@ -165,14 +167,6 @@ class ManualStarts:
                 "run `podwatch config init` to copy it from the running trainer",
             )
         return True
-
-    async def _own_its_saves(self, began: float) -> None:
-        """What appeared during the life of an attached tree is this run's, also if podwatch was not there yet."""
-        file = self.context.tools.run_file
-        if file.known and began < file.current.first_seen_wall:
-            await file.edit(lambda run: replace(run, first_seen_wall=min(run.first_seen_wall, began)))
-            if all(self.context.owns(s) for s in self.context.tools.catalogue.sets if s.complete):
-                self.context.notes.clear(FindingKind.FOREIGN_CHECKPOINTS)
 
     async def notice(self, look: Look) -> bool:
         """Handle the trainers here while training is not wanted (stopped, finished). Only a trainer of this very run,
@@ -297,7 +291,7 @@ class Lookout:
             f"an operator started the ended trainer (pid {old.launcher.pid}) again: not a failure",
             start_id=old.start_id,
         )
-        self.context.note(ended_wall=ended)
+        self.context.note_end(old.start_id, ended)
         await self.manual.lineages.descend(old)
         self.context.forget()
         if fresh[0].answer is TreeAnswer.WAIT or not await self.manual.guard(fresh[0]):

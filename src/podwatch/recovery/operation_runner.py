@@ -13,17 +13,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from podwatch.domain.errors import InternalError, PodwatchError
+from podwatch.domain.errors import HostError, InternalError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity
-from podwatch.domain.run import Lineage
 from podwatch.domain.run_state import Stopping
 from podwatch.domain.snapshot import Supervision
+from podwatch.domain.starts import StartedBy
 from podwatch.journal import Journal
-from podwatch.recovery import quarantine, start_plan
+from podwatch.recovery import quarantine
 from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.resume_point import StoreUnknown
+from podwatch.recovery.start_entries import enter_running, first_start
 from podwatch.recovery.state import Phase
 from podwatch.trainer.base import Look, TrainerHandle
 
@@ -37,14 +38,17 @@ async def recall(context: RecoveryContext) -> None:
     `--adopt-existing` is executed here, once; it also replaces what belongs to another run."""
     run_file, wanted, changes = context.tools.run_file, context.adopt, dict[str, Any]()
     await read_run(context)
-    if wanted and context.run.executed.get(ADOPT) == wanted:
-        run_file.other_run = ""
+    adopts = bool(wanted) and context.run.executed.get(ADOPT) != wanted
+    if adopts:
+        await replace_other_run(context)
     elif wanted:
-        replace_other_run(context)
-        changes = {"adopted": True, "executed": {**context.run.executed, ADOPT: wanted}}
+        run_file.other_run = ""
     run_file.refuse_other_run()
-    if not context.run.lineage.id:
-        changes |= _begun(context)
+    starts = context.run.starts
+    if not starts:
+        starts = changes["starts"] = (await first_start(context.tools),)
+    if adopts:
+        changes |= {"adopted": starts[-1].id, "executed": {**context.run.executed, ADOPT: wanted}}
     if changes:
         await context.edit(**changes)
     context.recalled = True
@@ -56,15 +60,11 @@ async def read_run(context: RecoveryContext) -> None:
         await context.tools.blocking(context.tools.run_file.load)
 
 
-def replace_other_run(context: RecoveryContext) -> None:
+async def replace_other_run(context: RecoveryContext) -> None:
     """Where output_dir belongs to another run, let this one begin in it; the next edit records that."""
     if context.tools.run_file.other_run:
         context.tools.run_file.other_run = ""
-        context.note(**_begun(context))
-
-
-def _begun(context: RecoveryContext) -> dict[str, Any]:
-    return {"lineage": Lineage(start_plan.new_id()), "first_seen_wall": context.tools.clock.wall()}
+        context.note(starts=(await first_start(context.tools),))
 
 
 async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
@@ -78,6 +78,8 @@ async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
     attempt = await _attempt_of(context, handle)
     context.watch(handle, attempt, adopted=True)
     tools.begin_start(attempt.started_at, handle.start_id)
+    with contextlib.suppress(HostError):  # recorded at the next chance: training is watched without it
+        await enter_running(tools, handle)
     show_watching(context, "adopted")
     status = await handle.exit_status()
     pid = handle.launcher.pid
@@ -93,20 +95,21 @@ async def adopt(context: RecoveryContext, handle: TrainerHandle) -> None:
 
 async def _attempt_of(context: RecoveryContext, handle: TrainerHandle, seen: Attempt | None = None) -> Attempt:
     """The start of this trainer as run.json knows it, with the steps that were ``seen`` of it."""
-    tools, start = context.tools, context.run.last_start
+    tools, start = context.tools, context.run.start(handle.start_id)
     age = max(0.0, tools.clock.wall() - handle.started_wall)
     attempt = seen or Attempt(handle.start_id, tools.clock.monotonic() - age, known=False)
-    if attempt.known or start is None or start.start_id != handle.start_id:
+    if attempt.known or start is None or start.by is not StartedBy.PODWATCH or not start.proved:
         return attempt
-    first = None if start.step is None else await tools.blocking(tools.layout.first_step_after, start.step)
+    step = start.from_step
+    first = None if step is None else await tools.blocking(tools.layout.first_step_after, step)
     open_incident = await tools.journal.run(Journal.current_incident)
     return replace(
         attempt,
         known=True,
-        resumed_from=start.step,
+        resumed_from=step,
         first_step=first,
         # Otherwise a run of days that ends before its next step would look like a checkpoint that fails to load.
-        made_step=attempt.made_step or context.run.confirmed == handle.start_id,
+        made_step=attempt.made_step or start.confirmed,
         incident_id=open_incident.id if open_incident is not None else None,
     )
 
@@ -117,7 +120,7 @@ def show_watching(context: RecoveryContext, detail: str) -> None:
     if handle is None or handle.supervision is Supervision.ATTACH:
         context.show(Phase.ATTACHED, detail)
         return
-    confirmed = attempt is None or not attempt.known or context.run.confirmed == handle.start_id
+    confirmed = attempt is None or not attempt.known or context.is_confirmed(handle.start_id)
     context.show(Phase.RUNNING if confirmed else Phase.CONFIRMING, detail)
 
 
@@ -125,8 +128,9 @@ async def reconcile(context: RecoveryContext, look: Look) -> Stopping | None:
     """Finish or drop what an earlier process (or a cancelled operation) left half done. Return the stop that is to be
     finished, if its trainer still runs."""
     found, run = look.handle, context.run
-    if found is not None and found.start_id == run.starting:
-        await context.edit(wanted=None, fresh=False, starting="")  # the start has happened
+    start = None if found is None else run.start(found.start_id)
+    if start is not None and not start.seen:
+        await context.start_was_seen(start.id)
     await _finish_quarantine(context, look)
     stop = run.stopping
     if stop is None or (found is not None and stop.start_id == found.start_id) or meant_by(stop, look) is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from podwatch.config.settings import Policies, Settings
-from podwatch.detection.one_finding_per_failure import cost
+from podwatch.detection.merge import cost
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
@@ -67,7 +67,7 @@ class Confirmation:
         run = self.context.run
         made = attempt.see(snapshot, run.gpu_base, gpus, beside)
         # A step that is read only after its start was counted as failed was made before that: it proves nothing.
-        if made and (not attempt.start_id or run.counted != attempt.start_id):
+        if made and (not attempt.start_id or not self.context.is_counted(attempt.start_id)):
             self._step_made()
         if self.context.phase is Phase.CONFIRMING and self.runner.ready:
             self._confirm(snapshot)
@@ -134,7 +134,8 @@ class Confirmation:
         cause_wall = self.context.failure.wall if self.context.failure is not None else None
         self.context.failure = None
         self.context.notes.clear(FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
-        self.context.edit_soon(confirmed=attempt.start_id)
+        self.context.tools.run_file.note(lambda run: run.with_start(attempt.start_id, confirmed=True))
+        self.context.tools.run_file.record_soon()
         lost = self.context.lost_steps(attempt.step_at_death, attempt.resumed_from)
         text = f"Training continues at step {step} ({source})"
         if attempt.resumed_from == step:  # a trainer that first reports the step it loaded
@@ -271,7 +272,7 @@ class Recovery:
     def state(self) -> RecoveryState:
         context = self.context
         run, handle, failure = context.run, context.handle, context.failure
-        last = run.last_start.step if run.last_start is not None else None
+        last = run.started_from
         step = context.attempt.resumed_from if context.attempt is not None else last
         failed = failure is not None and (handle is None or handle.start_id == failure.start_id)
         if failed or (context.phase in _BEFORE_START and context.desired is Desired.RUNNING):

@@ -3,7 +3,7 @@
 import json
 from typing import Final
 
-from podwatch.detection.one_finding_per_failure import reported
+from podwatch.detection.merge import reported
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -110,7 +110,7 @@ class Operations:
             return
         elif settings.mode == "observe":
             self.context.show(Phase.OBSERVING, "mode observe: podwatch starts nothing")
-        elif settings.trainer.supervise == "attach" and self.context.run.counted == "":
+        elif settings.trainer.supervise == "attach" and not any(s.counted for s in self.context.run.starts):
             await self._await_candidate()
         else:
             await self.wait_and_start()
@@ -148,7 +148,7 @@ class Operations:
         line = self.failures.find_log_line(failure, tails)
         own = self.failures.lines_of_this_start(lines)
         decision = None
-        if self.context.run.counted != handle.start_id:
+        if not self.context.is_counted(handle.start_id):
             decision = await self.failures.count(handle.start_id, attempt, finding.kind, own, explained_by=line)
         healing = self.context.healing()
         lost_steps = None if healing is None else healing.lost_steps
@@ -273,9 +273,8 @@ class Operations:
             if self.context.held():
                 continue
             if choice.source == "store":
-                await self.starter.fetch(choice)
                 try:
-                    if await self.chooser.fetched_damaged(choice):
+                    if not await self.starter.fetch(choice):
                         continue
                 except NothingToResume as error:
                     self._needs_person(error)
@@ -323,6 +322,7 @@ class Operations:
         """Report the skipped checkpoint and its quarantine, while training runs from the older one."""
         below, number = self.context.run.below, self.starter.quarantine_number
         self.context.notes.clear(FindingKind.STEPPED_BACK)
+        self._say_damaged_in_store(choice)
         if below is None or choice.step is None or number is None:
             return
         self.context.notes.add(
@@ -332,6 +332,22 @@ class Operations:
             f" in quarantine {number}",
             f"nothing to do; to return to it: `podwatch stop-training`, `podwatch quarantine return {number}`,"
             f" `podwatch start --step {below}`",
+        )
+
+    def _say_damaged_in_store(self, choice: Choice) -> None:
+        """Report a newer checkpoint that the store has and that is damaged, as long as training runs from an older
+        one."""
+        than = -1 if choice.step is None else choice.step
+        newer = [(step, why) for (step, _), why in self.chooser.damaged_in_store.items() if step > than]
+        if not newer or self.context.run.wanted is not None:
+            return
+        step, why = max(newer)
+        self.context.notes.add(
+            FindingKind.STEPPED_BACK,
+            Severity.WARNING,
+            f"step {step} is damaged in the store ({why}), so training continues from step {choice.step}",
+            f"nothing to do; to try it all the same: `podwatch stop-training`, `podwatch start --step {step}`",
+            subject="damaged in the store",
         )
 
     async def _choice(self) -> Choice | None:

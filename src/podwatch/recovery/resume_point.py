@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from podwatch.checkpoints.known_checkpoints import CHANGED, InspectionUnanswered
 from podwatch.checkpoints.layout import Layout
@@ -18,45 +19,23 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
-from podwatch.domain.run import EarlierSave, Lineage, Mutation
-from podwatch.domain.run_state import RunState
+from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import Supervision
-from podwatch.domain.stored_checkpoint import StoredSave
-from podwatch.journal import Journal
+from podwatch.domain.starts import changed_start, find_start
 from podwatch.policy.lineage import departure
-from podwatch.policy.resume import INSPECTIONS, Choice, awaited, choose, other_world, unanswered
+from podwatch.policy.resume import INSPECTIONS, Choice, RemoteSave, awaited, choose, other_world, unanswered
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
+from podwatch.recovery.start_entries import CLOCK_SET_BACK, enter_running
 from podwatch.recovery.state import Phase
 from podwatch.system import procfs
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.trainer_handle import started_wall
 
 LOOK_SECONDS = 4.0
 """How long a restart waits for the store's newest checkpoint while this pod has a complete one: an unreachable store is
 retried for minutes, and idle GPUs cost money. B2 answers the four requests within one second."""
 ONLY_STORE_SECONDS = 180.0
 """The same while this pod has no complete checkpoint: only the store can provide one."""
-
-
-def opened(
-    run: RunState,
-    step: int | None,
-    *,
-    parent: str = "",
-    earlier: tuple[EarlierSave, ...] | None = None,
-    left_step: int | None = None,
-    opened_wall: float = 0.0,
-) -> RunState:
-    """Return ``run`` with a new lineage that branches off ``parent`` (default: the current one) at ``step`` (None: at
-    the beginning of training), and with how far older lineages belong to it. ``earlier``: the local saves that stay
-    behind (None: as before). ``left_step``, ``opened_wall``: see ``Lineage``."""
-    left = parent or run.lineage.id
-    ancestry: dict[str, int] = {}
-    if step is not None:
-        ancestry = {line: min(last, step) for line, last in run.ancestry.items()} | {left: step}
-    lineage = Lineage(start_plan.new_id(), left, step, left_step, opened_wall)
-    return replace(run, lineage=lineage, ancestry=ancestry, earlier=run.earlier if earlier is None else earlier)
 
 
 class Lineages:
@@ -68,18 +47,30 @@ class Lineages:
         self._checked: tuple[CheckpointSet, ...] | None = None
         """The checkpoints that the last check saw."""
         self._resumed_of: tuple[str, Resumed | None] = ("", None)
+        self._offset = float("-inf")
+        """Of the wall clock from the monotonic one, at the last call."""
+        self._set_back = False
+        """The wall clock was set back, and the recorded begin of the start was not compared with it yet."""
 
     def check_soon(self) -> None:
-        """Check whether an operator's trainer has left the current lineage, as its saves show. Called at each tick of
-        the sensing loop; never blocks."""
-        sets, handle = self.context.tools.catalogue.sets, self.context.handle
-        if handle is None or handle.supervision is not Supervision.ATTACH or sets == self._checked:
+        """Check whether an operator's trainer has left the current lineage, as its saves show, and whether the clock
+        was set back during a start. Called at each tick of the sensing loop; never blocks."""
+        sets, handle, clock = self.context.tools.catalogue.sets, self.context.handle, self.context.tools.clock
+        before, self._offset = self._offset, clock.wall() - clock.monotonic()
+        self._set_back = self._set_back or self._offset < before - CLOCK_SET_BACK
+        attached = handle is not None and handle.supervision is Supervision.ATTACH
+        file = self.context.tools.run_file
+        unknown = handle is not None and file.known and file.current.start(handle.start_id) is None
+        if handle is None or not (self._set_back or unknown or (attached and sets != self._checked)):
             return
         if self.check is None or self.check.done():
             self.check = asyncio.create_task(self._check(handle, sets), name="podwatch-lineage")
 
     async def _check(self, handle: TrainerHandle, sets: tuple[CheckpointSet, ...]) -> None:
         try:
+            if self._set_back or self.context.run.start(handle.start_id) is None:
+                await enter_running(self.context.tools, handle)
+                self._set_back = False
             await self.descend(handle)
         except (OSError, PodwatchError) as error:
             text = f"podwatch cannot check or record whether training has left its lineage: {error}"
@@ -99,30 +90,33 @@ class Lineages:
         tools = self.context.tools
         if not tools.run_file.known or handle.supervision is not Supervision.ATTACH:
             return False
-        sets = [s for s in await self.context.rescan() if self.context.owns(s)]
-        published = await tools.journal.run(Journal.published)
+        sets = [s for s in await self.context.rescan() if s.ours]
         named = await tools.blocking(self._resumed, handle)
+        start = find_start(handle.start_id, self.context.run.starts)
+        if start is None:
+            return False
         lineage = self.context.run.lineage
         left = departure(
             sets,
-            lineage=lineage,
-            # A clock that was set back since: what the start has saved must not look older than the start itself.
-            began_wall=min(handle.started_wall, started_wall(handle.launcher, tools.clock)),
+            start,
             resumed=named.step if named is not None else None,
             named_by=named.named_by if named is not None else "",
-            stored=[p.step for p in published if p.lineage == lineage.id and p.wall < handle.started_wall],
+            stored=[
+                saved.step
+                for saved in tools.stored
+                if saved.whole and saved.lineage == lineage.id and saved.wall < handle.started_wall
+            ],
         )
         if left is None:
             return False
-        new = await tools.run_file.edit(
-            lambda run: opened(
-                run,
-                left.step,
-                earlier=(*run.earlier, *left.left),
-                left_step=left.newest,
-                opened_wall=handle.started_wall,
-            )
-        )
+        opened: dict[str, Any] = {
+            "from_step": left.step,
+            "proved": True,
+            "branch": start_plan.new_id(),
+            "left_step": left.newest,
+            "why": left.why,
+        }
+        new = await tools.run_file.edit(lambda run: replace(run, starts=changed_start(run.starts, start.id, **opened)))
         where = "from the beginning" if left.step is None else f"from step {left.step}"
         tools.say(
             EventName.LINEAGE_OPENED,
@@ -212,15 +206,15 @@ class ResumeChooser:
         self.failed_fetches = 0
         self.followed = ""
         """The lineage in the store that the chosen checkpoint belongs to; empty if it is on this pod."""
-        self.damaged_in_store: set[tuple[int, str]] = set()
-        """(step, save_id) of what was found damaged after it was fetched: another download would be the same."""
+        self.damaged_in_store: dict[tuple[int, str], str] = {}
+        """(step, save_id) of what a fetch found damaged, and how: another download would be the same."""
+        self.missing_in_store: set[tuple[int, str]] = set()
+        """(step, save_id) of what was deleted while it was fetched."""
 
     async def ours(self) -> tuple[list[CheckpointSet], list[CheckpointSet]]:
         """Rescan; return (checkpoints of this run, checkpoints of an unknown run)."""
         sets = await self.context.rescan()
-        published = await self.context.tools.journal.run(Journal.published)
-        self.context.tools.run.own.in_store = frozenset((p.step, p.save_id) for p in published if p.restored)
-        return [s for s in sets if self.context.owns(s)], [s for s in sets if not self.context.owns(s)]
+        return [s for s in sets if s.ours], [s for s in sets if not s.ours]
 
     def _require_list(self) -> None:
         """Raises HostError where the last rescan could not list the checkpoints: by an earlier list, what was saved
@@ -291,7 +285,7 @@ class ResumeChooser:
                     why = f"step {max(behind)} seems to be behind a symbolic link, and podwatch follows no link"
                     raise NothingToResume(replace(choice, source="none", reason=why), BEHIND_A_LINK)
                 self.failed_fetches = 0  # no checkpoint is here, so only the store can help: ask it again
-                if trouble and not await self._store_must_be_empty():
+                if trouble and not self._store_must_be_empty():
                     raise StoreUnknown(
                         f"no checkpoint of this run is on this pod, and the store did not provide one: {trouble}",
                         fix="make the store reachable, or run `podwatch start --fresh` to start at step 0",
@@ -319,24 +313,26 @@ class ResumeChooser:
                 step=choice.step,
             )
 
-    async def fetched_damaged(self, choice: Choice) -> bool:
-        """Return whether the checkpoint that was just fetched is damaged: it was so when it was uploaded, as its files
-        have the hashes of the store. It is then not chosen again, nor fetched. A step that the operator named is not
-        checked."""
-        tools = self.context.tools
-        if choice.step is None or self.context.run.wanted is not None:
-            return False
-        reasons = await self._damage(choice)
-        if not reasons:
-            return False
-        self.damaged_in_store.add((choice.step, choice.save_id))
-        tools.say(
+    def refuse_fetched(self, choice: Choice, why: str) -> None:
+        """Do not fetch this save again: it was damaged when it was stored, or became so since. An older one is used."""
+        assert choice.step is not None
+        self.damaged_in_store[choice.step, choice.save_id] = why
+        self.context.tools.say(
             EventName.CHECKPOINT_DAMAGED,
-            f"step {choice.step} is damaged in the store too, so podwatch continues from an older checkpoint:"
-            f" {reasons[0]}. `podwatch start --step {choice.step}` tries it all the same",
+            f"step {choice.step} is damaged in the store, so podwatch continues from an older checkpoint: {why}."
+            f" `podwatch start --step {choice.step}` tries it all the same",
             Severity.WARNING,
             step=choice.step,
         )
+
+    def note_missing(self, choice: Choice) -> bool:
+        """A save was deleted from the store while it was fetched: a newer one has replaced it. Return whether it is the
+        first time: a store that shows it and does not have it is no reason to wait."""
+        assert choice.step is not None
+        key = (choice.step, choice.save_id)
+        if key in self.missing_in_store:
+            return False
+        self.missing_in_store.add(key)
         return True
 
     async def _damage(self, choice: Choice) -> tuple[str, ...]:
@@ -386,34 +382,37 @@ class ResumeChooser:
         self._require_list()
         judged = {step for step, _ in choice.rejected}
         above = -1 if choice.step is None else choice.step
-        newer = (s for s in sets if s.step > above and s.step not in judged and self.context.owns(s))
+        newer = (s for s in sets if s.step > above and s.step not in judged and s.ours)
         if run.wanted is None and any(s.complete or s.settles_in is not None for s in newer):
             return False
         return choice.step is None or any(s.step == choice.step and s.complete for s in sets)
 
-    async def _remote(self, wanted: int | None) -> tuple[tuple[StoredSave, ...], str]:
-        """The newest checkpoint in the store, or the one that the operator named."""
+    async def _remote(self, wanted: int | None) -> tuple[tuple[RemoteSave, ...], str]:
+        """The checkpoints in the store, the newest first, or those of the step that the operator named; and why the
+        store did not show them."""
         restore, here = self.context.tools.store.restore, newest_complete(self.context.tools.catalogue.sets)
         if restore is None:
             return (), ""
-        within = ONLY_STORE_SECONDS if here is None else LOOK_SECONDS
         if self.failed_fetches >= FETCH_TRIES:
             return (), f"{self.failed_fetches} fetches failed"
         try:
-            refused = frozenset(self.context.run.refused) if wanted is None else frozenset()
-            found = await restore.newest(refused, wanted, within=within)
-            while found is not None and wanted is None and (found.step, found.save_id) in self.damaged_in_store:
-                refused |= {found.step}
-                found = await restore.newest(refused, within=within)
+            found = await restore.saves(wanted, within=ONLY_STORE_SECONDS if here is None else LOOK_SECONDS)
         except (PodwatchError, OSError) as error:  # a call that hangs ends in a TimeoutError
             return (), str(error)
-        return () if found is None else (found,), ""
+        damaged = {} if wanted is not None else self.damaged_in_store
+        return tuple(
+            RemoteSave(
+                save.step, save.save_id, save.manifest.lineage if save.manifest is not None else "", save.order,
+                save.problem or damaged.get(save.key, ""),
+            )
+            for save in found
+        ), ""  # fmt: skip
 
-    async def _store_must_be_empty(self) -> bool:
-        """Return whether this pod has trained before and never published or fetched anything: then the store holds
-        nothing of this run to lose."""
-        started = self.context.run.last_start is not None
-        return started and not await self.context.tools.journal.run(Journal.published)
+    def _store_must_be_empty(self) -> bool:
+        """Return whether this pod has trained before, and has never seen a save of this run in the store: then the
+        store holds nothing of this run to lose."""
+        run = self.context.run
+        return run.last_start is not None and not run.stored
 
 
 def _unusable(choice: Choice, trouble: str, wanted: int | None, here: Sequence[CheckpointSet]) -> PodwatchError:

@@ -4,25 +4,30 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layout import Tracker
 from podwatch.checkpoints.trackers import repair_trackers
-from podwatch.domain.errors import Busy, HostError, PodwatchError
+from podwatch.domain.errors import Busy, HostError, IntegrityError, PodwatchError, SaveGone
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
-from podwatch.domain.run import FROM_STORE, Lineage
+from podwatch.domain.run import FROM_STORE
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import scrub_argv
-from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.starts import TrainerStart
 from podwatch.journal import Journal
-from podwatch.policy.lineage import returned
 from podwatch.policy.resume import Choice
 from podwatch.recovery import gpus_and_ports_free, quarantine, stale_files, start_plan
 from podwatch.recovery.context import Attempt, RecoveryContext
-from podwatch.recovery.resume_point import ResumeChooser, files_of, opened
+from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, files_of, not_inspected
+from podwatch.recovery.start_entries import entered
 from podwatch.recovery.state import GangStart, Phase, newest_step
+from podwatch.store.restore.inspect_staged import NotInspected
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
+
+if TYPE_CHECKING:
+    from podwatch.store.restore.restore import Restored
 
 LITTER_SECONDS = 30.0
 """Limit for finding stale files; a start does not wait longer for it."""
@@ -110,14 +115,13 @@ class Starter:
 
     # -- fetch --------------------------------------------------------------------------------------------------------
 
-    async def fetch(self, choice: Choice) -> None:
-        """Fetch the chosen checkpoint from the store; first move what is in its place here to quarantine."""
-        tools = self.context.tools
+    async def fetch(self, choice: Choice) -> bool:
+        """Fetch the chosen checkpoint from the store, inspected before it is put in its place; what is there goes to
+        quarantine. Return False where it is damaged or was deleted meanwhile: then another one is to be chosen. Raises
+        NothingToResume where no inspection gives an answer."""
+        tools, key = self.context.tools, (choice.step or 0, choice.save_id)
         if tools.store.restore is None or choice.step is None:
             raise HostError("no store is configured to fetch from", fix="set [sync] store")
-        steps = await tools.blocking(tools.layout.steps)
-        present = [p.path for p in steps.get(choice.step, ()) if p.required and p.path.exists()]
-        await self.set_aside(choice.step, tuple(present), f"step {choice.step} is not complete here")
         fetching = f"fetching step {choice.step} from the store"
         self.context.restoring = choice.step
         self.context.show(Phase.STARTING, fetching)
@@ -126,16 +130,40 @@ class Starter:
             if self.context.restoring == choice.step:
                 self.context.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
 
+        named = self.context.run.wanted is not None  # by the operator, who decides
         try:
-            await tools.store.restore.fetch(choice.step, progress)
+            restored = await tools.store.restore.fetch_save(key, progress, doubts=named)
+        except NotInspected as error:
+            raise NothingToResume(not_inspected(choice, choice.step, error.what), error.fix) from error
+        except SaveGone as error:
+            if not self.chooser.note_missing(choice):
+                self.chooser.refuse_fetched(choice, error.what)
+            return False
+        except IntegrityError as error:
+            if named:
+                raise
+            self.chooser.refuse_fetched(choice, error.what)
+            return False
         except (PodwatchError, OSError):
             self.chooser.failed_fetches += 1
             raise
         finally:
             self.context.restoring = None
         self.chooser.failed_fetches = 0
-        tools.say(EventName.RESTORED, f"fetched step {choice.step} from the store", step=choice.step)
+        await tools.journal.run(Journal.learn, FROM_STORE, restored.wandb)
+        self._say_fetched(choice.step, restored)
         await tools.blocking(tools.catalogue.rescan)
+        return True
+
+    def _say_fetched(self, step: int, restored: "Restored") -> None:
+        tools = self.context.tools
+        tools.say(EventName.RESTORED, f"fetched step {step} from the store", step=step)
+        if restored.moved:
+            count = counted(len(restored.moved), "entry", "entries")
+            text = (
+                f"moved {count} to quarantine: step {step} was not complete here. `podwatch quarantine list` shows it"
+            )
+            tools.say(EventName.QUARANTINED, text, step=step, entries=len(restored.moved))
 
     # -- move to quarantine -------------------------------------------------------------------------------------------
 
@@ -188,16 +216,17 @@ class Starter:
         await self.set_aside(step, ahead, f"ahead of {fresh_or_from}")
         self.context.show(Phase.STARTING, fresh_or_from)
         now = gpus_and_ports_free.memory_now(tools.gpus.latest())
-        published = await tools.journal.run(Journal.published)
         await self._repair(trackers, fresh_or_from)
         if step is None and await tools.journal.run(Journal.learned, FROM_STORE):
             await tools.journal.run(Journal.learn, FROM_STORE, {})
 
+        await tools.blocking(tools.catalogue.record_starts)
+        start = TrainerStart(prepared.plan.start_id, step, await tools.blocking(tools.run.files_clock.now), seen=False)
+
         def starting(run: RunState) -> RunState:
             return replace(
-                self._in_its_lineage(run, choice, before, published),
+                self._entered(run, choice, before, start),
                 last_start=prepared.record,
-                starting=prepared.plan.start_id,
                 wandb=dict(prepared.wandb),
                 gpu_base=gpus_and_ports_free.merge_base(run.gpu_base, now),
                 yielded=False,  # podwatch owns the trainer that it starts now
@@ -225,7 +254,7 @@ class Starter:
         tools.begin_start(began, prepared.plan.start_id)
         handle = await self._launch(prepared)
         tools.track(handle)
-        await self.context.edit(wanted=None, fresh=False, starting="")
+        await self.context.start_was_seen(handle.start_id)
         tools.say(
             EventName.TRAINER_STARTED,
             f"training started: {fresh_or_from} (pid {handle.launcher.pid})",
@@ -279,24 +308,19 @@ class Starter:
             wall=self.context.tools.clock.wall(),
         )
 
-    def _in_its_lineage(
-        self, run: RunState, choice: Choice, newest: int | None, published: list[PublishedSave]
-    ) -> RunState:
-        """Return ``run`` with the lineage of this start: going back on request, stepping back, or a fresh start opens a
-        new one."""
-        old = run.lineage
-        has_past = run.last_start is not None or newest is not None
+    def _known_branch(self, choice: Choice) -> str:
+        """The branch of the chosen checkpoint, as the store names it, which the first start on this pod continues."""
+        stored = self.context.tools.stored
+        known = next((s.lineage for s in stored if (s.step, s.here) == (choice.step, choice.save_id)), "")
+        return known or (self.chooser.followed if choice.source == "store" else "")
+
+    def _entered(self, run: RunState, choice: Choice, newest: int | None, start: TrainerStart) -> RunState:
+        """Return ``run`` with this start: going back on request, stepping back, or a fresh start opens a branch."""
+        chosen = next((s for s in self.context.tools.catalogue.sets if s.step == choice.step), None)
         if choice.step is None:
-            return opened(run, None) if has_past else run
-        # Stepping back opens a lineage too: the store may already hold the step that is left.
+            has_past = run.last_start is not None or newest is not None
+            return entered(run, start, chosen=None, back=False, opens=has_past, known_branch="")
+        # Stepping back opens one too: the store may already hold the step that is left.
         back = run.wanted is not None or run.below is not None
-        if run.last_start is None:
-            # The first start on this pod continues the lineage of its checkpoint, if that is known.
-            known = next((p.lineage for p in published if (p.step, p.save_id) == (choice.step, choice.save_id)), "")
-            known = known or (self.chooser.followed if choice.source == "store" else "")
-            if known and known != old.id:
-                run = replace(run, lineage=Lineage(known))
-        if not back:
-            return run
-        home, earlier = returned(self.context.tools.catalogue.sets, run.lineage, run.earlier, choice.step)
-        return opened(run, choice.step, parent=home, earlier=earlier)
+        known = self._known_branch(choice) if run.last_start is None else ""
+        return entered(run, start, chosen=chosen, back=back, opens=back, known_branch=known)

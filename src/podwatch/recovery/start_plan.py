@@ -89,7 +89,6 @@ def prepare(
         argv=scrub_argv(plan.argv),
         cwd=plan.cwd,
         user=plan.user,
-        step=step,
         environment_names=tuple(sorted(plan.env)),
         config_digests=config_digests(plan.argv, cwd),
         command=tuple(scrub(group) for group in grouped(trainer.command)),

@@ -12,25 +12,27 @@ from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Emit, Event, EventName
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal
 from podwatch.recovery.environment import TrainingEnvironment
-from podwatch.recovery.own_checkpoints import OwnCheckpoints
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.base import Sensor
 from podwatch.sensors.inference import Servers
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import ReservedSpace
+from podwatch.system.files_clock import FilesClock
 from podwatch.system.own_directories import Workspace
 from podwatch.trainer.base import Launcher, TrainerHandle
 
 if TYPE_CHECKING:
-    from podwatch.sync.restore.in_thread import RestoreThread  # a daemon without a store does not need it
+    from podwatch.store.restore.thread import RestoreThread  # a daemon without a store does not need it
 
 R = TypeVar("R")
 
@@ -167,6 +169,8 @@ class CatalogueReader(Protocol):
 
     def verify(self, step: int) -> tuple[str, ...]: ...
 
+    def record_starts(self) -> None: ...
+
 
 class ProcessWatch(Protocol):
     """The sensor that follows the processes of one trainer."""
@@ -213,8 +217,12 @@ class LeaseView(Protocol):
     """The lease of the run in the store."""
 
     @property
-    def standing(self) -> Decision:
+    def decision(self) -> Decision:
         """Whether this pod may train."""
+        ...
+
+    def status(self) -> StoreFacts:
+        """With what the store has."""
         ...
 
 
@@ -234,7 +242,7 @@ class RunFiles:
     catalogue: CatalogueReader
     workspace: Workspace
     file: RunFile
-    own: OwnCheckpoints
+    files_clock: FilesClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +304,12 @@ class Tools:
     @property
     def standing(self) -> Decision:
         """The lease decision: whether this pod may train. Without a store every pod may."""
-        return Decision(LeaseAction.HOLD, publish=True) if self.store.lease is None else self.store.lease.standing
+        return Decision(LeaseAction.HOLD, publish=True) if self.store.lease is None else self.store.lease.decision
+
+    @property
+    def stored(self) -> tuple[StoredCheckpoint, ...]:
+        """What the store has of this run, as far as it was listed."""
+        return () if self.store.lease is None else self.store.lease.status().checkpoints
 
     def track(self, handle: TrainerHandle | None) -> None:
         self.sensors.processes.watch(handle)

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from podwatch.client.status_verdict import ENDS_ON_ITS_OWN
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.lease import LeaseAction
+from podwatch.domain.outcome import ENDS_ON_ITS_OWN
 from podwatch.domain.run_state import Stopping
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
@@ -255,7 +255,7 @@ class Stops:
             )
             await tools.clock.sleep(STUCK_RETRY)
         ended = report.exit.at_wall if report.exit is not None else 0.0
-        self.context.note(ended_wall=ended or tools.clock.wall())
+        self.context.note_end(handle.start_id, ended or tools.clock.wall())
         await self.stop_also()
         await handle.release()
         self.context.writers_ended = True

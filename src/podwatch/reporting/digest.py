@@ -1,6 +1,6 @@
 """The digest: the state of the run in one message, and what changed since the last one. Pure.
 
-The facts are worded by the terminal's screen.
+The facts are the rows of the status document.
 """
 
 import math
@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from podwatch.client.status_screen import rows
-from podwatch.client.status_verdict import NOT_BACKED_UP, not_backed_up, verdict
-from podwatch.client.times_and_sizes import ago, amount, from_rfc3339, span
 from podwatch.domain.document import Document, Integer, Real, Whole
 from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import Severity
 from podwatch.domain.snapshot import TrainingMetrics
+from podwatch.domain.times import ago, amount, from_rfc3339, span
 
 SHOWN: Final = {"reward": "reward", "kl": "KL"}
 """Metrics of training in a digest, and their names there."""
@@ -66,33 +64,56 @@ def recent(steps: Sequence[TrainingMetrics]) -> dict[str, float]:
 
 def notice(document: Mapping[str, Any], now: Totals, before: Totals) -> Notice:
     """The digest of ``document``, with what changed since ``before``."""
-    facts = {label: text for label, text, _ in rows(document)}
-    problems = [reason for reason in document["reasons"] if reason["severity"] != "info"]
+    problems = _problems(document)
     since = f"since the last digest, {ago(now.wall - before.wall)}"
-    lines = [
-        f"{verdict(document)}.",
-        *([f"{NOT_BACKED_UP}."] if not_backed_up(document) else []),
+    changed = [
         _steps(now, before, since),
-        f"Progress: {facts['progress']}." if "progress" in facts else "",
         _failures(document, now, before, since),
         *(_metric(name, getattr(now, name), getattr(before, name)) for name in SHOWN),
+    ]
+    progress = _facts(document).get("progress")
+    title = "digest" if now.step is None else f"digest: step {now.step}"
+    if progress:
+        title += f", {progress}"
+    do = "; ".join(dict.fromkeys(str(p["suggestion"]).partition("\n")[0] for p in problems if p["suggestion"]))
+    wall = from_rfc3339(document["time"]) or now.wall
+    return Notice(
+        Topic.DIGEST,
+        Change.HAPPENED,
+        Severity.INFO,
+        title,
+        text(document, changed),
+        str(Topic.DIGEST),
+        wall,
+        do=do or "nothing",
+    )
+
+
+def text(document: Mapping[str, Any], changed: Sequence[str] = ()) -> str:
+    """The state of the run in a few sentences, a line each, with those about what ``changed``."""
+    facts = _facts(document)
+    lines = [
+        f"{document['headline']}.",
+        f"{document['not_backed_up']}." if document["not_backed_up"] else "",
+        f"Progress: {facts['progress']}." if "progress" in facts else "",
+        *changed,
         *(
             f"{label.capitalize()}: {facts[label]}."
             for label in ("disk", "checkpoint", "store", "upload")
             if label in facts
         ),
         f"Goodput so far: {facts['goodput']}." if "goodput" in facts else "",
-        *(f"Open ({problem['severity']}): {problem['summary']}." for problem in problems),
+        *(f"Open ({problem['severity']}): {problem['summary']}." for problem in _problems(document)),
     ]
-    title = "digest" if now.step is None else f"digest: step {now.step}"
-    if "progress" in facts:
-        title += f", {facts['progress']}"
-    do = "; ".join(dict.fromkeys(str(p["suggestion"]).partition("\n")[0] for p in problems if p["suggestion"]))
-    text = "\n".join(line for line in lines if line)
-    wall = from_rfc3339(document["time"]) or now.wall
-    return Notice(
-        Topic.DIGEST, Change.HAPPENED, Severity.INFO, title, text, str(Topic.DIGEST), wall, do=do or "nothing"
-    )
+    return "\n".join(line for line in lines if line)
+
+
+def _facts(document: Mapping[str, Any]) -> dict[str, str]:
+    return {row["label"]: row["text"] for row in document["rows"]}
+
+
+def _problems(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [reason for reason in document["reasons"] if reason["severity"] != "info"]
 
 
 def _steps(now: Totals, before: Totals, since: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from podwatch.client.terminal_text import NO_BREAK
+from podwatch.reporting.terminal_text import NO_BREAK
 
 KEPT: Final = f"\n{NO_BREAK}"
 _ESCAPES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})

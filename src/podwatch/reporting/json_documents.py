@@ -1,6 +1,6 @@
 """What podwatch knows, as the parts of its documents: HTTP, control socket and command line show the same."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from podwatch.domain.status_document import (
     PauseDocument,
     StoredDocument,
 )
-from podwatch.domain.stored_checkpoint import PublishedSave
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.run_cost import Account, Loss, Price
 
 SCHEMA_VERSION = 1
@@ -143,25 +143,10 @@ def checkpoint_document(
     )
 
 
-def stored_document(saved: PublishedSave, here: Collection[tuple[int, str]]) -> StoredDocument:
-    """One checkpoint in the store, from the journal. ``here``: (step, save_id) of the checkpoints on this pod."""
-    return of(
-        StoredDocument,
-        saved,
-        size_bytes=saved.total_bytes,
-        stored_at=saved.wall,
-        here=(saved.step, saved.save_id) in here,
-    )
-
-
-def stored_documents(
-    saves: Iterable[PublishedSave], listed: Collection[tuple[int, str]] | None, here: Collection[tuple[int, str]]
-) -> list[StoredDocument]:
-    """The checkpoints in the store, oldest first; before them those that only a listing of the store shows: ``listed``
-    are (step, save_id), None if it was not listed yet."""
-    known = [stored_document(save, here) for save in saves]
-    names = set(listed or ()) - {(one.step, one.save_id) for one in known}
-    return [*(StoredDocument(step, name, (step, name) in here) for step, name in sorted(names)), *known]
+def inventory_document(saved: StoredCheckpoint) -> StoredDocument:
+    """One checkpoint in the store's inventory."""
+    here = bool(saved.here)
+    return of(StoredDocument, saved, size_bytes=saved.total_bytes, stored_at=saved.wall, here=here, restored=None)
 
 
 def inspection_document(step: int, problems: Sequence[str], notes: Sequence[str], files: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The page at ``/``: the status document, the last incidents and the last log lines as one HTML page (docs/page.md).
 
-Pure. Every value is text: only ``tag`` makes HTML (html.py). Facts are worded by the terminal's screen. The script
+Pure. Every value is text: only ``tag`` makes HTML (html.py). The facts are the document's rows. The script
 replaces the parts that changed; without it the page shows everything at each reload.
 """
 
@@ -10,13 +10,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from podwatch.client.status_screen import REASON, RED, SILENT_SECONDS, YELLOW, incident_text, rows, unreported
-from podwatch.client.status_verdict import NOT_BACKED_UP, Document, not_backed_up, verdict
-from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
-from podwatch.client.times_and_sizes import ago, between, from_rfc3339, local, size, span
+from podwatch.domain.times import ago, from_rfc3339, local, size, span
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.html import Html, escaped, joined, tag
 from podwatch.reporting.plots import plots
+from podwatch.reporting.rows import REASON, SILENT_SECONDS, unreported
+from podwatch.reporting.status_screen import Document, entries
+from podwatch.reporting.terminal_text import BEFORE_UNIT, NO_BREAK
 
 CHECKPOINTS_SHOWN: Final = 6
 LOG_LINES: Final = 15
@@ -57,7 +57,6 @@ def bar(ratio: object, tone: str = "") -> Html:
 
 # -- parts of the page -----------------------------------------------------------------------------------------------
 
-_TONES = {RED: "bad", YELLOW: "warn"}
 _WORDS = {"ok": "OK", "warning": "WARNING", "critical": "CRITICAL"}
 _ICONS = {"ok": "116329", "warning": "e3a008", "critical": "b00020"}
 
@@ -65,7 +64,7 @@ _ICONS = {"ok": "116329", "warning": "e3a008", "critical": "b00020"}
 def render(
     document: Document,
     *,
-    incidents: Sequence[Mapping[str, Any]] = (),
+    incidents: Sequence[tuple[str, bool]] = (),
     log: Sequence[str] = (),
     history: Html | None = None,
 ) -> str:
@@ -73,7 +72,7 @@ def render(
     line first; ``history`` as ``history_of`` made it, None to leave it out."""
     overall = str(document.get("overall"))
     word, run = _WORDS.get(overall, "UNKNOWN"), document.get("run_id") or "podwatch"
-    facts = list(rows(document))
+    facts = entries(document, "rows")
     icon = f"data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'><circle cx='4' cy='4' r='4' \
 fill='%23{_ICONS.get(overall, '555555')}'/></svg>"
     head = tag(
@@ -90,11 +89,11 @@ fill='%23{_ICONS.get(overall, '555555')}'/></svg>"
         "main",
         _verdict(document, word),
         _part("needs", "Needs you", _needs(document)),
-        _part("progress", "Progress", _progress(document, facts)),
+        _part("progress", "Progress", _progress(facts)),
         tag("div", _nodes(document), id="nodes", data_part=True),
-        _part("machine", "GPUs and disk", _machine(document, facts)),
+        _part("machine", "GPUs and disk", _machine(facts)),
         _part("checkpoints", "Checkpoints", _checkpoints(document, facts)),
-        _part("incidents", "Incidents", _incidents(document, incidents)),
+        _part("incidents", "Incidents", _incidents(incidents)),
         _part("log", "Last log lines", _log(log)),
         _part("history", "The last 24 h", history) if history is not None else "",
         _part("more", "More", _facts(facts, without=_ELSEWHERE)),
@@ -111,7 +110,7 @@ def history_of(moments: Sequence[Moment], now: float, stamp: str) -> Html:
 _ELSEWHERE: Final = frozenset(
     ("step", "progress", "outage", "disk", "checkpoint", "store", "upload", "last death", "log", "run", "nodes")
 )
-"""Rows of the terminal's screen that have a part of their own here; GPUs too."""
+"""Rows that have a part of their own here; GPUs too."""
 
 
 def _part(name: str, title: str, content: Html) -> Html:
@@ -121,6 +120,7 @@ def _part(name: str, title: str, content: Html) -> Html:
 
 def _verdict(document: Document, word: str) -> Html:
     shown = from_rfc3339(document.get("time"))
+    said, warning = document.get("headline"), document.get("not_backed_up")
     at = "" if shown is None else f"as of {local(shown, shown)} (the pod's clock)"
     return tag(
         "header",
@@ -128,9 +128,13 @@ def _verdict(document: Document, word: str) -> Html:
             "div",
             tag("p", document.get("run_id") or "", class_="run"),
             tag(
-                "h1", tag("span", word, id="overall"), ": ", prose(verdict(document)), class_=f"verdict {word.lower()}"
+                "h1",
+                tag("span", word, id="overall"),
+                ": ",
+                prose(said),
+                class_=f"verdict {word.lower()}",
             ),
-            tag("p", NOT_BACKED_UP, class_="verdict warning") if not_backed_up(document) else "",
+            tag("p", prose(warning), class_="verdict warning") if warning else "",
             tag("p", at, tag("span", "; reload the page for newer values", class_="nojs"), class_="small"),
             id="verdict",
             data_part=True,
@@ -139,7 +143,7 @@ def _verdict(document: Document, word: str) -> Html:
 
 
 def _needs(document: Document) -> Html:
-    reasons = _dicts(document.get("reasons"))
+    reasons = entries(document, "reasons")
     if not reasons:
         return tag("p", "Nothing. No problem is open.")
     return tag("ul", *map(_reason, reasons), class_="cards")
@@ -161,38 +165,28 @@ def _reason(reason: Mapping[str, Any]) -> Html:
     )
 
 
-def _progress(document: Document, facts: Sequence[tuple[str, str, str]]) -> Html:
-    training = _dict(document, "training")
-    step, target = training.get("step"), training.get("target_step")
-    done: list[object] = []
-    if isinstance(step, int) and isinstance(target, int) and target > 0:
-        share = step / target
-        left = _left(document, training)
-        done = [tag("p", tag("strong", f"{100 * min(1.0, share):.0f} %"), f" done{left}"), bar(share)]
-    shown = [row for row in facts if row[0] in ("step", "outage")]
-    if not done and not shown:
-        return tag("p", "No step seen yet.")
-    return joined(*done, _facts(shown))
+def _progress(facts: Sequence[Document]) -> Html:
+    """The share of the target with its bar, then the facts about steps."""
+    done = (joined(tag("p", tag("strong", prose(row["text"]))), _bar(row)) for row in _labelled(facts, "progress"))
+    shown = _labelled(facts, "step", "outage")
+    return joined(*done, _facts(shown)) if shown else tag("p", "No step seen yet.")
 
 
-def _left(document: Document, training: Mapping[str, Any]) -> str:
-    """``, ends in about 7 h``; empty while training does not run, or if its pace is unknown."""
-    if training.get("state") != "running":
-        return ""
-    finish = _dict(_dict(document, "account"), "finish_seconds")
-    low, high = finish.get("low"), finish.get("high")
-    if not isinstance(low, int | float) or not isinstance(high, int | float):
-        return ""
-    return f", ends in {between(low, high)}"
+def _labelled(facts: Sequence[Document], *labels: str) -> list[Document]:
+    return [row for row in facts if row["label"] in labels]
+
+
+def _bar(row: Document) -> Html:
+    return bar(row["share"], _tone(row) or "")
 
 
 def _nodes(document: Document) -> Html:
     """The nodes of a run over several nodes; empty for a run on one node."""
-    nodes = _dicts(document.get("nodes"))
+    nodes = entries(document, "nodes")
     if not nodes:
         return Html("")
     table = _table(("node", "host", "phase", "step", "last report"), map(_node, nodes), "Nodes of this run")
-    missing = unreported(document)
+    missing = unreported(document.get("node_count") or 0, len(nodes))
     content = joined(tag("p", missing, class_="small") if missing else "", table)
     return tag("section", tag("h2", "Nodes", id="nodes-title"), content, aria_labelledby="nodes-title")
 
@@ -215,29 +209,22 @@ def _table(heads: Sequence[str], lines: Iterable[Html], label: str) -> Html:
     return tag("div", table, class_="wide", role="region", tabindex="0", aria_label=label)
 
 
-def _machine(document: Document, facts: Sequence[tuple[str, str, str]]) -> Html:
-    shares: dict[str, object] = {}
-    for gpu in _dicts(document.get("gpus")):
-        shares[f"GPU {gpu.get('index')}"] = _share(gpu.get("memory_used_bytes"), gpu.get("memory_total_bytes"))
-    shares["disk"] = _dict(document, "disk").get("used_ratio")
-    shown = [row for row in facts if row[0] in shares]
+def _machine(facts: Sequence[Document]) -> Html:
+    shown = [row for row in facts if row["label"] == "disk" or row["label"].startswith("GPU ")]
     if not shown:
         return tag("p", "Nothing observed yet.")
-    entries = []
-    for label, text, tone in shown:
-        drawn = bar(shares[label], _TONES.get(tone, ""))
-        entries.append(
-            joined(tag("dt", label), tag("dd", prose(re.sub(" {2,}", " · ", text)), drawn, class_=_tone(tone)))
+    lines = (
+        joined(
+            tag("dt", row["label"]),
+            tag("dd", prose(re.sub(" {2,}", " · ", row["text"])), _bar(row), class_=_tone(row)),
         )
-    return tag("dl", *entries)
+        for row in shown
+    )
+    return tag("dl", *lines)
 
 
-def _share(used: object, total: object) -> float | None:
-    return used / total if isinstance(used, int | float) and isinstance(total, int | float) and total > 0 else None
-
-
-def _checkpoints(document: Document, facts: Sequence[tuple[str, str, str]]) -> Html:
-    found = _dicts(_dict(document, "checkpoints").get("sets"))[-CHECKPOINTS_SHOWN:][::-1]
+def _checkpoints(document: Document, facts: Sequence[Document]) -> Html:
+    found = entries(document.get("checkpoints") or {}, "sets")[-CHECKPOINTS_SHOWN:][::-1]
     now = from_rfc3339(document.get("time"))
     lines = []
     for one in found:
@@ -251,7 +238,7 @@ def _checkpoints(document: Document, facts: Sequence[tuple[str, str, str]]) -> H
         lines.append(tag("tr", tag("th", one.get("step"), scope="row"), *(tag("td", cell) for cell in cells)))
     heads = ("step", "on this pod", "saved", "size", "in the store")
     table = _table(heads, lines, "Checkpoints on this pod") if lines else ""
-    return joined(_facts([row for row in facts if row[0] in ("checkpoint", "store", "upload")]), table)
+    return joined(_facts(_labelled(facts, "checkpoint", "store", "upload")), table)
 
 
 def _number(one: Mapping[str, Any]) -> float | None:
@@ -259,12 +246,10 @@ def _number(one: Mapping[str, Any]) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _incidents(document: Document, incidents: Sequence[Mapping[str, Any]]) -> Html:
+def _incidents(incidents: Sequence[tuple[str, bool]]) -> Html:
     if not incidents:
         return tag("p", "None: podwatch has handled no failure of this run.")
-    cards = (
-        tag("li", prose(incident_text(document, one)), class_="warn" if one.get("open") else None) for one in incidents
-    )
+    cards = (tag("li", prose(text), class_="warn" if still_open else None) for text, still_open in incidents)
     more = tag("p", "Evidence and logs of one: ", tag("code", "podwatch incidents ID"), class_="small")
     return joined(tag("ul", *cards, class_="cards"), more)
 
@@ -275,23 +260,15 @@ def _log(lines: Sequence[str]) -> Html:
     return tag("pre", "\n".join(line.replace("\n", " ")[:MAX_LINE] for line in lines[-LOG_LINES:]))
 
 
-def _facts(facts: Sequence[tuple[str, str, str]], without: Collection[str] = ()) -> Html:
-    shown = [row for row in facts if row[0] not in without and not (without and row[0].startswith("GPU "))]
-    entries = (joined(tag("dt", label), tag("dd", prose(text), class_=_tone(tone))) for label, text, tone in shown)
-    return tag("dl", *entries) if shown else Html("")
+def _facts(facts: Sequence[Document], without: Collection[str] = ()) -> Html:
+    shown = [row for row in facts if row["label"] not in without]
+    shown = [row for row in shown if not (without and row["label"].startswith("GPU "))]
+    lines = (joined(tag("dt", row["label"]), tag("dd", prose(row["text"]), class_=_tone(row))) for row in shown)
+    return tag("dl", *lines) if shown else Html("")
 
 
-def _tone(code: str) -> str | None:
-    return _TONES.get(code)
-
-
-def _dict(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = document.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _dicts(value: object) -> list[Mapping[str, Any]]:
-    return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
+def _tone(row: Document) -> str | None:
+    return {"critical": "bad", "warning": "warn"}.get(str(row["tone"]))
 
 
 # -- style and script ------------------------------------------------------------------------------------------------

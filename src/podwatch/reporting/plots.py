@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Final
 
-from podwatch.client.terminal_text import BEFORE_UNIT, NO_BREAK
-from podwatch.client.times_and_sizes import gib, size, span
 from podwatch.domain.status_document import TrainingState
+from podwatch.domain.times import gib, size, span
 from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html, joined, tag
+from podwatch.reporting.terminal_text import BEFORE_UNIT, NO_BREAK
 
 BUCKET: Final = 480.0
 """Seconds that share one place of a line: two pixels of a phone."""

@@ -42,6 +42,7 @@ from podwatch.reporting.json_documents import (
     incident_document,
     pause_document,
 )
+from podwatch.reporting.rows import worded
 
 _PIDS_SHOWN = 64
 _LINE_SHOWN = 300
@@ -50,7 +51,7 @@ _LINE_SHOWN = 300
 
 def build_status(view: DaemonView) -> dict[str, Any]:
     """The whole document, scrubbed, because details of sensors and recovery were not scrubbed before. Pure."""
-    document: dict[str, Any] = scrub_all(_status(view).to_json())
+    document: dict[str, Any] = scrub_all(worded(_status(view)).to_json())
     return document
 
 
@@ -159,14 +160,13 @@ def _exit(status: ExitStatus | None) -> ExitDocument | None:
 
 
 def _learned(view: DaemonView) -> LearnedDocument:
-    learned, seen = view.learned, view.learned.observations
-    baselines = learned.baselines
+    learned = view.learned
     return LearnedDocument(
-        step_seconds=LearnedValue(learned.median_step_seconds, seen.get("step", 0)),
-        startup_seconds=LearnedValue(learned.startup_seconds, seen.get("startup", 0)),
-        save_seconds=LearnedValue(learned.median_save_seconds, seen.get("save", 0)),
-        save_interval_seconds=LearnedValue(learned.median_save_gap_seconds, seen.get("save interval", 0)),
-        gpus=tuple(LearnedGpu(index, baselines[index], seen.get(f"gpu{index}", 0)) for index in sorted(baselines)),
+        step_seconds=LearnedValue(learned.median_step_seconds, len(learned.step_seconds)),
+        startup_seconds=LearnedValue(learned.startup_seconds, len(learned.startups)),
+        save_seconds=LearnedValue(learned.median_save_seconds, len(learned.save_seconds)),
+        save_interval_seconds=LearnedValue(learned.median_save_gap_seconds, len(learned.save_gaps)),
+        gpus=tuple(LearnedGpu(index, level) for index, level in learned.gpu_baseline_bytes),
     )
 
 
@@ -212,7 +212,7 @@ def _checkpoints(view: DaemonView) -> CheckpointsDocument:
 
 
 def _sync(store: StoreFacts) -> SyncDocument:
-    standing = store.standing
+    lease = store.lease
     return of(
         SyncDocument,
         store,
@@ -222,9 +222,10 @@ def _sync(store: StoreFacts) -> SyncDocument:
         upload_bytes_per_second=_whole(store.upload_rate),
         upload_left_seconds=_whole(store.upload_left_seconds),
         calls={name.lower(): count for name, count in store.calls.items()},
-        standing="alone" if standing is None else standing.act,
-        generation=0 if standing is None else standing.generation,
-        holder="" if standing is None else standing.holder,
+        standing="alone" if lease is None else lease.act,
+        generation=0 if lease is None else lease.generation,
+        settles_in_seconds=_whole(store.settles_in),
+        holder="" if lease is None else lease.holder,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.trusted_configuration import check_trusted
+from podwatch.config.trusted_files import check_trusted
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import Finding, FindingKind, Severity

@@ -73,17 +73,24 @@ class DiskSensor:
         *,
         deadline: float = DEADLINE,
         known_bytes: Callable[[], int] | None = None,
+        role: str = "",
     ) -> None:
-        """``known_bytes`` runs on the event loop and must not block."""
-        self._path = path
+        """``known_bytes`` runs on the event loop and must not block. ``role``: what is on it (``DiskSample``)."""
+        self.path, self._role = path, role
+        """The path can change during training."""
         self._clock = clock
         self._capacity = capacity_bytes
         self._known = known_bytes
         self._asked_at = float("-inf")
         """A reading is as old as its question: what was removed before that is free in it."""
-        self._poller: Poller[_Seen, DiskSample] = Poller(self.name, clock, self, poll=poll, deadline=deadline)
+        self._poller: Poller[_Seen, DiskSample] = Poller(
+            f"disk {role}" if role else self.name, clock, self, poll=poll, deadline=deadline
+        )
 
     async def start(self) -> None:
+        self.start_polling()
+
+    def start_polling(self) -> None:
         self._poller.start()
 
     async def stop(self) -> None:
@@ -98,7 +105,7 @@ class DiskSensor:
 
     def prepare(self) -> Read[_Seen]:
         self._asked_at = self._clock.monotonic()
-        return lambda: look(self._path)
+        return lambda: look(self.path)
 
     def absorb(self, seen: _Seen) -> Reading[DiskSample]:
         now = self._asked_at
@@ -116,39 +123,17 @@ class DiskSensor:
                 SensorState.ABSENT, now, f"{seen.path} reports no size (a virtual file system): set disk.capacity"
             )
         used = total - free
-        reading = observed(
-            DiskSample(str(seen.path), total, used, free, seen.inodes, seen.inodes_free, "", seen.device), now
-        )
-        if seen.path != self._path:
-            return replace(reading, detail=f"{self._path} does not exist yet; these are the values of {seen.path}")
+        sample = DiskSample(
+            str(seen.path), total, used, free, seen.inodes, seen.inodes_free, self._role, seen.device
+        )  # fmt: skip
+        reading = observed(sample, now)
+        if seen.path != self.path:
+            return replace(reading, detail=f"{self.path} does not exist yet; these are the values of {seen.path}")
         return reading
 
 
 OTHERS_POLL = 30.0
 """Seconds. The other filesystems fill more slowly than the one with the saves, and podwatch removes nothing there."""
-
-
-class _Place:
-    """The file system of one role. Its path can change during training."""
-
-    def __init__(self, role: str, path: Path, clock: Clock, poll: float) -> None:
-        self.role, self.path, self._clock = role, path, clock
-        self._asked_at = float("-inf")
-        self.poller: Poller[_Seen, DiskSample] = Poller(f"disk {role}", clock, self, poll=poll, deadline=DEADLINE)
-
-    def prepare(self) -> Read[_Seen]:
-        self._asked_at = self._clock.monotonic()
-        return lambda: look(self.path)
-
-    def absorb(self, seen: _Seen) -> Reading[DiskSample]:
-        now = self._asked_at
-        if seen.error is not None or seen.total <= 0:
-            return unobserved(SensorState.BLIND, now, f"cannot read the free space of {seen.path}: {seen.error}")
-        used = seen.total - seen.free
-        sample = DiskSample(
-            str(seen.path), seen.total, used, seen.free, seen.inodes, seen.inodes_free, self.role, seen.device
-        )
-        return observed(sample, now)
 
 
 class DisksSensor:
@@ -160,7 +145,7 @@ class DisksSensor:
 
     def __init__(self, places: Callable[[], Mapping[str, Path]], clock: Clock, poll: float = OTHERS_POLL) -> None:
         self._wanted, self._clock, self._poll = places, clock, poll
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, DiskSensor] = {}
         self._started = False
         self._followed_at = float("-inf")
         self._taken: Mapping[str, Reading[DiskSample]] = {}
@@ -173,12 +158,12 @@ class DisksSensor:
     async def stop(self) -> None:
         self._started = False
         for place in self._places.values():
-            await place.poller.stop()
+            await place.stop()
 
     def refresh(self) -> None:
         """Read all again now."""
         for place in self._places.values():
-            place.poller.wake()
+            place.refresh()
 
     def _follow(self) -> None:
         """Follow new paths: parts become known with the first save, so this runs rarely. A role that is gone is still
@@ -190,15 +175,15 @@ class DisksSensor:
         for role, path in self._wanted().items():
             place = self._places.get(role)
             if place is None:
-                place = self._places[role] = _Place(role, path, self._clock, self._poll)
-                place.poller.start()
+                place = self._places[role] = DiskSensor(path, self._clock, poll=self._poll, role=role)
+                place.start_polling()
             place.path = path
 
     def latest(self) -> Reading[tuple[DiskSample, ...]]:
         if not self._started:
             return unobserved(SensorState.PENDING, self._clock.monotonic(), "not observed yet")
         self._follow()
-        readings = {role: place.poller.latest() for role, place in self._places.items()}
+        readings = {role: place.latest() for role, place in self._places.items()}
         if self._latest is not None and readings == self._taken:
             return self._latest
         self._taken = readings
@@ -207,7 +192,9 @@ class DisksSensor:
 
     def _together(self, readings: Mapping[str, Reading[DiskSample]]) -> Reading[tuple[DiskSample, ...]]:
         seen = tuple(r.value for r in readings.values() if r.ok and r.value is not None)
-        silent = [f"{role}: {r.detail}" for role, r in readings.items() if r.state is SensorState.BLIND]
+        silent = [
+            f"{role}: {r.detail}" for role, r in readings.items() if r.state in (SensorState.BLIND, SensorState.DENIED)
+        ]
         if not seen:
             state = SensorState.BLIND if silent else SensorState.PENDING
             return unobserved(state, self._clock.monotonic(), "; ".join(silent) or "not observed yet")

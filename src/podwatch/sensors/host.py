@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from podwatch.domain.process import ProcessIdentity, ProcessSample
 from podwatch.domain.snapshot import FileUse, HostSample, Reading, SensorState, TrainerSample, observed, unobserved
 from podwatch.sensors.base import Poller, Read
@@ -30,17 +32,6 @@ class _Seen:
     sample: HostSample | None
     limits: dict[ProcessIdentity, int]
     problem: str = ""
-
-
-def meminfo(text: str) -> dict[str, int]:
-    """``/proc/meminfo`` in bytes."""
-    found = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdigit():
-            found[name] = int(words[0]) * (1024 if words[-1] == "kB" else 1)
-    return found
 
 
 class TreeReadings(Protocol):
@@ -108,19 +99,17 @@ class HostSensor:
 
     def _look(self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]) -> _Seen:
         try:
-            memory = meminfo((self._proc / "meminfo").read_text())
-            total, available = memory["MemTotal"], memory["MemAvailable"]
-        except (OSError, KeyError, ValueError) as error:
-            return _Seen(None, limits, f"cannot read {self._proc}/meminfo: {error}")
+            memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+        except (OSError, KeyError, ValueError, psutil.Error) as error:
+            return _Seen(None, limits, f"cannot read the machine's memory: {error}")
         group = read(tree[0].identity.pid, self._proc) if tree else None
         files, unreadable, known = self._open_files(tree, limits)
         shm = self._shm_room()
-        swap = memory.get("SwapTotal", 0)
         sample = HostSample(
-            memory_total_bytes=total,
-            memory_available_bytes=available,
-            swap_total_bytes=swap,
-            swap_used_bytes=max(0, swap - memory.get("SwapFree", swap)),
+            memory_total_bytes=memory.total,
+            memory_available_bytes=memory.available,
+            swap_total_bytes=swap.total,
+            swap_used_bytes=swap.used,
             shm_total_bytes=shm[0] if shm else None,
             shm_used_bytes=shm[1] if shm else None,
             cgroup_limit_bytes=group.limit_bytes if group else None,

@@ -188,7 +188,7 @@ class Server:
     each with its own thread. So neither a hung engine nor a hung server delays anything else."""
 
     def __init__(
-        self, url: str, clock: Clock, *, timeout: float, poll: float, liveness: bool, kind: ServerKind | None = None,
+        self, url: str, clock: Clock, *, timeout: float, poll: float, kind: ServerKind | None = None,
         discovered: bool = False,
     ) -> None:  # fmt: skip
         self.url = url
@@ -200,25 +200,21 @@ class Server:
         self.quick: Poller[tuple[_Answer, ServerKind | None], InferenceSample] = Poller(
             f"inference {url}", clock, self, poll=poll, deadline=6 * timeout + 1.0
         )
-        self.slow: Poller[tuple[Inside, frozenset[str]], Inside] | None = None
-        if liveness:
-            self.slow = Poller(
-                f"inside {url}",
-                clock,
-                _SlowRoutes(self, clock),
-                poll=LIVENESS_POLL,
-                deadline=2 * (LIVENESS_TIMEOUT + SLEEPING_TIMEOUT) + 5.0,
-            )
+        self.slow: Poller[tuple[Inside, frozenset[str]], Inside] = Poller(
+            f"inside {url}",
+            clock,
+            _SlowRoutes(self, clock),
+            poll=LIVENESS_POLL,
+            deadline=2 * (LIVENESS_TIMEOUT + SLEEPING_TIMEOUT) + 5.0,
+        )
 
     def start(self) -> None:
         self.quick.start()
-        if self.slow is not None:
-            self.slow.start()
+        self.slow.start()
 
     async def stop(self) -> None:
         await self.quick.stop()
-        if self.slow is not None:
-            await self.slow.stop()
+        await self.slow.stop()
 
     def latest(self) -> Reading[InferenceSample]:
         reading = self.quick.latest()
@@ -236,7 +232,7 @@ class Server:
 
     def _inside(self) -> Inside | None:
         """The newest slow answer, while it is recent enough."""
-        inside = self.slow.latest().value if self.slow is not None else None
+        inside = self.slow.latest().value
         if inside is None or self._clock.monotonic() - inside.at > LIVENESS_POLL + 2 * LIVENESS_TIMEOUT:
             return None
         return inside
@@ -299,7 +295,7 @@ class Discovery:
 
     start_id: str = ""
     servers: tuple[tuple[str, ServerKind | None], ...] = ()
-    detail: str = "no inference URL configured ([inference] urls), and discovery is off"
+    detail: str = "no inference URL configured ([inference] urls)"
 
 
 class Finder(Protocol):
@@ -329,10 +325,9 @@ class InferenceSensor:
         timeout: float = 2.0,
         poll: float = 5.0,
         *,
-        liveness: bool = True,
         finder: Finder | None = None,
     ) -> None:
-        self._clock, self._timeout, self._poll, self._liveness = clock, timeout, poll, liveness
+        self._clock, self._timeout, self._poll = clock, timeout, poll
         self._finder = finder if not urls else None
         self._start_id = ""
         self._servers: dict[str, Server] = {url: self._server(url) for url in urls}
@@ -342,10 +337,7 @@ class InferenceSensor:
         self._task: asyncio.Task[None] | None = None
 
     def _server(self, url: str, kind: ServerKind | None = None, *, discovered: bool = False) -> Server:
-        return Server(
-            url, self._clock, timeout=self._timeout, poll=self._poll, liveness=self._liveness, kind=kind,
-            discovered=discovered,
-        )  # fmt: skip
+        return Server(url, self._clock, timeout=self._timeout, poll=self._poll, kind=kind, discovered=discovered)
 
     async def start(self) -> None:
         for server in self._servers.values():

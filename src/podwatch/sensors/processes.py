@@ -1,4 +1,4 @@
-"""The trainer's process tree, which of its required processes ended, and how."""
+"""The trainer's process tree, and how the processes ended that had a role in it."""
 
 import asyncio
 import os
@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
-from podwatch.domain.snapshot import ProcessEnd, Reading, RequiredExit, SensorState, TrainerSample, observed, unobserved
+from podwatch.domain.snapshot import ProcessEnd, Reading, SensorState, TrainerSample, observed, unobserved
 from podwatch.sensors.base import end_task, slot
 from podwatch.system.clock import Clock, until_beat
 from podwatch.system.procfs import exit_of, open_pidfd
@@ -33,6 +33,8 @@ class _Followed:
     role: ProcessRole
     fd: int | None
     gone_at: float | None = None
+    missed: bool = False
+    """A reading of the tree did not show it any more."""
 
 
 class Told(Protocol):
@@ -49,6 +51,8 @@ class Ends:
         self._clock, self._told = clock, told
         self._followed: dict[ProcessIdentity, _Followed] = {}
         self._known: deque[ProcessEnd] = deque(maxlen=KEPT)
+        self.missed = 0
+        """Followed processes that the readings of the tree no longer show."""
 
     @property
     def known(self) -> tuple[ProcessEnd, ...]:
@@ -69,6 +73,8 @@ class Ends:
         for identity, found in list(self._followed.items()):
             if identity in living:
                 continue
+            if not found.missed:
+                found.missed, self.missed = True, self.missed + 1
             if found.gone_at is None:
                 found.gone_at = now
             status = self._status(identity, found, ended)
@@ -82,6 +88,7 @@ class Ends:
         for identity in list(self._followed):
             self._leave(identity)
         self._known.clear()
+        self.missed = 0
 
     def _follow(self, sample: ProcessSample) -> None:
         fd = open_pidfd(sample.identity)
@@ -112,8 +119,6 @@ class Ends:
             os.close(found.fd)
 
 
-T = TypeVar("T")
-_DEAD = frozenset("ZXx")
 NOBODY_TOLD: Mapping[tuple[int, int], ExitStatus] = MappingProxyType({})
 
 
@@ -133,13 +138,6 @@ class TellsTerminal(Protocol):
     def terminal_used(self) -> float | None: ...
 
 
-@runtime_checkable
-class TellsSockets(Protocol):
-    """A handle that can read which sockets its processes hold."""
-
-    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]: ...
-
-
 class FinishLines(Protocol):
     """What the logs of the present start say of its end (``sensors.progress``). The properties must not block."""
 
@@ -157,126 +155,6 @@ class FinishLines(Protocol):
     async def look_again(self) -> None:
         """Read the logs to their present end."""
         ...
-
-
-REQUIRED = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE, ProcessRole.ORCHESTRATOR, ProcessRole.TRAINER})
-"""Roles without which training cannot continue. prime-rl's launcher ignores their end with code 0, and with another
-code takes minutes to end the rest."""
-REPLACEMENT_WINDOW = 5.0
-"""Seconds within which a new process of the same role makes the end of the old one a planned replacement. Shorter than
-the hold of the memory detector (8 s), so that the two signals can agree in time."""
-MIN_SIGHTINGS = 2
-"""Polls in which a process must have been seen alive. A fork has its parent's title until it execs, and one poll can
-catch it."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """A required process of this start. ``gone_at`` is set when a poll no longer showed it alive."""
-
-    sample: ProcessSample
-    first_seen: float
-    last_seen: float
-    lived_before: float = 0.0
-    sightings: int = 1
-    gone_at: float | None = None
-    gone_wall: float = 0.0
-    cancelled: bool = False
-
-
-class RequiredExits:
-    """Finds required processes that are gone. One instance per start of the trainer.
-
-    Of a chain of processes with one role (wrapper, server, its helpers) only the topmost counts: a helper that ends
-    under a living parent of the same role is not reported.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[ProcessIdentity, _Known] = {}
-        self._exits: list[RequiredExit] = []
-
-    @property
-    def so_far(self) -> tuple[RequiredExit, ...]:
-        return tuple(self._exits)
-
-    def look(
-        self,
-        tree: tuple[ProcessSample, ...],
-        now: float,
-        wall: float,
-        ended: Mapping[tuple[int, int], ExitStatus] = NOBODY_TOLD,
-        boottime: float | None = None,
-    ) -> tuple[RequiredExit, ...]:
-        """Process one reading of a tree whose launcher is alive; returns all exits so far, in order of time.
-
-        ``ended`` has known exit statuses by (pid, start ticks); ``boottime`` is now on the clock of the start ticks:
-        the processes can be older than podwatch.
-        """
-        alive = {sample.identity: sample for sample in tree if sample.state not in _DEAD}
-        by_pid = {sample.identity.pid: sample for sample in alive.values()}
-        fresh: list[_Known] = []
-        for identity, sample in alive.items():
-            known = self._known.get(identity)
-            if sample.role not in REQUIRED:
-                self._known.pop(identity, None)  # it exec'd another program
-            elif known is None:
-                lived = identity.age(boottime) if boottime is not None else 0.0
-                known = self._known[identity] = _Known(sample, first_seen=now, last_seen=now, lived_before=lived)
-                fresh.append(known)
-            else:
-                known.sample = sample
-                known.sightings += 1
-                known.last_seen = now
-                known.gone_at = None
-        for identity, known in self._known.items():
-            if identity not in alive and known.gone_at is None:
-                known.gone_at, known.gone_wall = now, wall
-        self._match_replacements(fresh)
-        self._settle(by_pid, now, ended)
-        return self.so_far
-
-    def _match_replacements(self, fresh: list[_Known]) -> None:
-        """Each new process replaces at most one that ended before it; two servers started together do not replace each
-        other."""
-        for new in fresh:
-            for old in self._known.values():
-                if (
-                    old.gone_at is not None
-                    and not old.cancelled
-                    and old.sample.role is new.sample.role
-                    and 0 <= new.first_seen - old.gone_at <= REPLACEMENT_WINDOW
-                ):
-                    old.cancelled = True
-                    break
-
-    def _settle(
-        self, by_pid: dict[int, ProcessSample], now: float, ended: Mapping[tuple[int, int], ExitStatus]
-    ) -> None:
-        """Report the ended processes whose time for a replacement is over."""
-        for identity, known in list(self._known.items()):
-            if known.gone_at is None:
-                continue
-            if known.cancelled or known.sightings < MIN_SIGHTINGS:
-                del self._known[identity]
-                continue
-            if now - known.gone_at < REPLACEMENT_WINDOW:
-                continue
-            parent = by_pid.get(known.sample.parent_pid)
-            del self._known[identity]
-            if parent is not None and parent.role is known.sample.role:
-                continue
-            self._exits.append(
-                RequiredExit(
-                    identity,
-                    known.sample.role,
-                    known.sample.name,
-                    ended.get((identity.pid, identity.start_ticks), ExitStatus(at_wall=known.gone_wall)),
-                    known.gone_at,
-                    known.lived_before + known.gone_at - known.first_seen,
-                    known.last_seen,
-                )
-            )
-        self._exits.sort(key=lambda gone: gone.seen_gone_at)
 
 
 class ProcessSensor:
@@ -308,7 +186,6 @@ class ProcessSensor:
         self._ends: TellsEnds | None = None
         self._terminal: TellsTerminal | None = None
         self._base = TrainerSample()
-        self._exits = RequiredExits()
         self._seen_to_end = Ends(clock, self)
         self.engine_ended = asyncio.Event()
         """Set at once when an engine process ends, not only at the next poll."""
@@ -327,7 +204,6 @@ class ProcessSensor:
         """Watch this trainer from now on (None: none). A new start_id starts without memory of the last."""
         now = self._clock.monotonic()
         if handle is None or handle.start_id != self._base.start_id:
-            self._exits = RequiredExits()
             self._seen_to_end.clear()
         self._handle = handle
         self._ends = handle if isinstance(handle, TellsEnds) else None
@@ -347,11 +223,6 @@ class ProcessSensor:
         self._turned_at = now
         self._drop_question()
         self._wake.set()
-
-    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        """Inodes of the sockets that these processes of the tree hold; None, or no entry, where unknown."""
-        handle = self._handle
-        return await handle.sockets(pids) if isinstance(handle, TellsSockets) else {}
 
     async def start(self) -> None:
         if self._task is None:
@@ -417,7 +288,7 @@ class ProcessSensor:
             exit_status, tree = asked.result()
             if self._roles is not None and tree.value is not None:
                 tree = replace(tree, value=self._roles.applied(tree.value, handle.launcher))
-            ends = self._ends_so_far(exit_status, tree, now)
+            ends = self._ends_so_far(exit_status, tree)
             if ends > self._ends_read and self._logs is not None:
                 self._ends_read = ends
                 await self._logs.look_again()
@@ -438,13 +309,11 @@ class ProcessSensor:
             return None, tree
         return await handle.exit_status(), tree
 
-    def _ends_so_far(self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]], now: float) -> int:
+    def _ends_so_far(self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]]) -> int:
         """Process one reading; returns the number of ends to show, including the end of the trainer itself."""
         if exit_status is None and tree.value is not None:
-            ended = self._ends.ended if self._ends is not None else NOBODY_TOLD
-            self._seen_to_end.look(tree.value, ended)
-            self._exits.look(tree.value, now, self._clock.wall(), ended, self._clock.boottime())
-        return len(self._exits.so_far) + (exit_status is not None)
+            self._seen_to_end.look(tree.value, self._ends.ended if self._ends is not None else NOBODY_TOLD)
+        return self._seen_to_end.missed + (exit_status is not None)
 
     def _judge(
         self,
@@ -456,16 +325,14 @@ class ProcessSensor:
         if exit_status is None and tree.value is None:
             return unobserved(tree.state, now, tree.detail or "the process tree cannot be read")
         descendants = tree.value or ()
-        finished = self._logs.finished_roles if self._logs is not None else frozenset[ProcessRole]()
-        exits = tuple(gone for gone in self._exits.so_far if gone.role not in finished)
         sample = replace(
             self._base,
             supervision=handle.supervision,  # changes when a supervisor ends
             alive=exit_status is None,
             exit=exit_status,
             descendants=descendants,
-            required_exits=exits,
             finish_line=self._logs is not None and self._logs.finish_line_seen,
+            finished=self._logs.finished_roles if self._logs is not None else frozenset(),
             terminal_used_wall=self._terminal.terminal_used if self._terminal is not None else None,
             ends=self._seen_to_end.known,
         )

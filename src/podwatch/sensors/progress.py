@@ -269,6 +269,7 @@ class ProgressSensor:
         self._first = True
         self._looked_at = self._boundary_at
         self._seen: dict[str, StepSeen] = {}
+        """By role: its highest step, and when its newest file was written."""
         self._samples: dict[tuple[ProgressSource, str], ProgressSample] = {}
         self._line_at: dict[str, _LineAt] = {}
         self._readers = {}
@@ -304,7 +305,7 @@ class ProgressSensor:
             self._readers.pop(path, None)
         if present:
             for seen in look.files:
-                self._take_file(seen, now, wall, first=look.first)
+                self._take_file(seen, now, wall)
             self._first = self._going_on = False
             self._looked_at = look.began
         self._absorbed.set()
@@ -327,14 +328,15 @@ class ProgressSensor:
     def _in_order(self) -> tuple[ProgressSample, ...]:
         return tuple(self._samples[key] for key in sorted(self._samples))
 
-    def _take_file(self, seen: StepSeen, now: float, wall: float, *, first: bool) -> None:
-        last = self._seen.get(seen.role)
-        self._seen[seen.role] = seen
+    def _take_file(self, seen: StepSeen, now: float, wall: float) -> None:
+        last = self._seen.get(seen.role, StepSeen(seen.role, -1, float("-inf")))
+        self._seen[seen.role] = StepSeen(seen.role, max(last.step, seen.step), max(last.wall, seen.wall))
         written_since = seen.wall >= self._boundary_wall
         # A role that appears later with an old time was restored, not made: a restore keeps recorded times. A higher
-        # number counts as progress even if its time is old: the wall clock can have been set back meanwhile.
-        higher = last is not None and seen.step > last.step
-        later = last is None or seen.wall > last.wall
+        # number counts as progress even if its time is old: the wall clock can have been set back meanwhile. A lower
+        # one counts if it was written later: training began again below.
+        higher = 0 <= last.step < seen.step
+        later = seen.wall > last.wall
         if not (higher or (later and written_since)):
             return
         source = ProgressSource.CHECKPOINT if "checkpoint" in seen.role else ProgressSource.MARKER

@@ -6,9 +6,9 @@ never taken for a dead server. Sockets that podwatch cannot read are reported.
 """
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
+
+import psutil
 
 from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, Reading, ServerKind, TrainerSample
@@ -25,58 +25,33 @@ TRIES_TOLD = 600
 """... and where the command line names the port, longer than any start-up."""
 MAX_PORTS = 8
 """Listening ports of one process that are tried: a server has one or two."""
-_LISTEN = "0A"
 
 
-def listening(table: str) -> dict[int, tuple[str, int]]:
-    """Inode -> (host to connect to, port) of the listening sockets in the text of ``/proc/net/tcp`` or ``tcp6``. Lines
-    that cannot be parsed are left out."""
-    found: dict[int, tuple[str, int]] = {}
-    for line in table.splitlines()[1:]:
-        words = line.split()
-        if len(words) < 10 or words[3] != _LISTEN:
-            continue
-        address, _, port = words[1].partition(":")
-        try:
-            found[int(words[9])] = (_host(address), int(port, 16))
-        except ValueError:
-            continue
-    return found
+def listening(pid: int) -> tuple[tuple[str, int], ...] | None:
+    """(host to connect to, port) of the sockets that a process listens on; None if it may not be read. Blocks."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return ()
+    except (psutil.Error, OSError):
+        return None
+    found = {(_host(c.laddr.ip), int(c.laddr.port)) for c in connections if c.status == psutil.CONN_LISTEN}
+    return tuple(sorted(found))
 
 
 def _host(address: str) -> str:
-    """The address as text. The kernel prints it in host byte order, 32 bits at a time. "Any" becomes loopback."""
-    raw = b"".join(bytes.fromhex(address[n : n + 8])[::-1] for n in range(0, len(address), 8))
-    if len(raw) == 4:
-        return "127.0.0.1" if not any(raw) else ".".join(str(byte) for byte in raw)
-    if len(raw) != 16:
-        raise ValueError("neither IPv4 nor IPv6")
-    if not any(raw):
-        return "127.0.0.1"  # dual stack, as every relevant server
-    if raw[:12] == b"\0" * 10 + b"\xff\xff":
-        return ".".join(str(byte) for byte in raw[12:])
-    groups = [f"{raw[n] << 8 | raw[n + 1]:x}" for n in range(0, 16, 2)]
-    return f"[{':'.join(groups)}]"
-
-
-def _tables() -> dict[int, tuple[str, int]]:
-    found: dict[int, tuple[str, int]] = {}
-    for name in ("tcp", "tcp6"):
-        try:
-            found |= listening(Path("/proc/net", name).read_text())
-        except OSError:
-            continue
-    return found
+    """The address to connect to, as part of a URL. "Any" becomes loopback: every relevant server with "::" is dual
+    stack."""
+    if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    address = address.removeprefix("::ffff:") if "." in address else address
+    return f"[{address}]" if ":" in address else address
 
 
 class WatchedTree(Protocol):
     """The trainer's process tree (``sensors.processes``)."""
 
     def latest(self) -> Reading[TrainerSample]: ...
-
-    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        """Inodes of the sockets that these processes hold; None, or no entry, where unknown."""
-        ...
 
 
 class ServerFinder:
@@ -138,31 +113,26 @@ class ServerFinder:
         if not servers:
             self._detail = "no inference server found in the trainer's process tree; set [inference] urls"
             return
-        told = {p.identity.pid: port for p in servers if (port := port_of(p.command)) is not None}
-        unknown = [p.identity.pid for p in servers if p.identity.pid not in told]
-        held = await self._trainer.sockets(unknown) if unknown else {}
-        table = await self._worker.call(_tables, timeout=self._timeout + 5.0) if any(held.values()) else {}
-        denied = [pid for pid in unknown if held.get(pid) is None]
+        denied = 0
         for process in servers:
-            await self._knock(process, told, held.get(process.identity.pid) or frozenset(), table)
+            port = port_of(process.command)
+            found = await self._worker.call(listening, process.identity.pid, timeout=5.0) if port is None else ()
+            denied += found is None
+            for url in _urls(port, found or ()):
+                await self._knock(process, url, TRIES if port is None else TRIES_TOLD)
         if not self._servers:
-            why = f"; cannot read the sockets of {len(denied)} of its processes" if denied else ""
+            why = f"; cannot read the sockets of {denied} of its processes" if denied else ""
             self._detail = f"no inference server answers yet{why}; if that does not change, set [inference] urls"
 
-    async def _knock(
-        self,
-        process: ProcessSample,
-        told: Mapping[int, int],
-        inodes: frozenset[int],
-        table: Mapping[int, tuple[str, int]],
-    ) -> None:
-        port = told.get(process.identity.pid)
-        addresses = [("127.0.0.1", port)] if port is not None else sorted({table[i] for i in inodes if i in table})
-        for host, number in addresses[:MAX_PORTS]:
-            url = f"http://{host}:{number}"
-            if url in self._servers or self._tried.get(url, 0) >= (TRIES_TOLD if port is not None else TRIES):
-                continue
-            self._tried[url] = self._tried.get(url, 0) + 1
-            answer = await self._worker.call(probe, url, self._timeout, timeout=6 * self._timeout + 1.0)
-            if answer.sample is not None and answer.sample.health is Health.OK:
-                self._servers[url] = ServerKind.ROUTER if is_router(process.command) else None
+    async def _knock(self, process: ProcessSample, url: str, most: int) -> None:
+        if url in self._servers or self._tried.get(url, 0) >= most:
+            return
+        self._tried[url] = self._tried.get(url, 0) + 1
+        answer = await self._worker.call(probe, url, self._timeout, timeout=6 * self._timeout + 1.0)
+        if answer.sample is not None and answer.sample.health is Health.OK:
+            self._servers[url] = ServerKind.ROUTER if is_router(process.command) else None
+
+
+def _urls(port: int | None, found: tuple[tuple[str, int], ...]) -> list[str]:
+    addresses = found[:MAX_PORTS] if port is None else (("127.0.0.1", port),)
+    return [f"http://{host}:{number}" for host, number in addresses]

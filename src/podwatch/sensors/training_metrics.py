@@ -2,13 +2,11 @@
 own names are in their layouts (``TrainerLog.metrics``).
 """
 
-import http.client
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from podwatch.domain.snapshot import Reading, SensorState, TrainingMetrics, observed, unobserved
 from podwatch.domain.trainer_log import TrainerLog
@@ -29,7 +27,6 @@ _VERL = re.compile(r"^step:(\d{1,12}) - (.*)")
 _PAIR = re.compile(r"([\w./@-]{1,80}):(?:np\.float\d+\()?(nan|[+-]?inf|[+-]?\d[\d.e+-]*)\)?(?: - |$)")
 _HF = re.compile(r"""^\{(?:['"][\w./@-]{1,60}['"]: ?['"]?[\w.+-]{1,40}['"]?(?:, ?|\}$))+$""")
 _HF_PAIR = re.compile(r"""['"]([\w./@-]{1,60})['"]: ?['"]?([\w.+-]{1,40})['"]?""")
-_SERIES = re.compile(r"^(trainer_\w{1,40})(?:\{[^\n]*\})?[ \t]+(\S{1,40})")
 
 _OTHERS = TrainerLog(metrics={"reward": ("env/reward_mean",)})
 
@@ -38,7 +35,7 @@ Figures = tuple[int | None, dict[str, float]]
 
 
 class MetricReader:
-    """Reads rows, lines and the endpoint. ``trainers`` give the names; of several in one row the first one counts."""
+    """Reads rows and lines. ``trainers`` give the names; of several in one row the first one counts."""
 
     def __init__(self, trainers: Iterable[TrainerLog]) -> None:
         self._wanted: dict[str, tuple[str, int]] = {}
@@ -103,23 +100,6 @@ class MetricReader:
             return (int(step) if step.isdigit() else None, found) if "loss" in found else None
         return _json_step(text)
 
-    def from_endpoint(self, text: str) -> Figures | None:
-        """prime-rl's ``/metrics`` (``--trainer.metrics-server``), in the Prometheus text format."""
-        values: dict[str, float] = {}
-        for line in text.splitlines():
-            match = _SERIES.match(line)
-            value = _number(match[2]) if match is not None else None
-            if match is not None and value is not None:
-                values[match[1]] = value
-        step = values.get("trainer_step")
-        found = self.named(values)
-        if step is None or not 0 <= step < 1e12 or not found:
-            return None
-        # Before the first step, and for metrics that a run does not have, this server shows 0. A real entropy is never
-        # exactly 0.
-        kept = {name: value for name, value in found.items() if value != 0.0}
-        return (int(step), kept) if kept and step > 0 else None
-
 
 def _json_step(text: str) -> Figures | None:
     try:
@@ -163,13 +143,11 @@ def _number(raw: object) -> float | None:
 
 
 # -- sensor ----------------------------------------------------------------------------------------------------------
-# Reads the trainer's ``metrics.jsonl``, its metrics endpoint, or its step lines.
+# Reads the trainer's ``metrics.jsonl``, or its step lines.
 
 POLL = 10.0
 """Seconds. A step takes minutes, and only several bad steps in a row matter."""
 DEADLINE = 10.0
-TIMEOUT = 3.0
-MAX_BODY = 256 << 10
 STEPS_KEPT = 8
 """Steps in a reading: prime-rl's orchestrator is up to two ahead of its trainer, and writes several rows per step."""
 FIGURES_GLOBS = ("metrics.jsonl", "*/metrics.jsonl")
@@ -181,8 +159,6 @@ class _Look:
     boundary: int
     news: tuple[log_tail.FileNews, ...] = ()
     rows: tuple[tuple[int, dict[str, float]], ...] = ()
-    endpoint: Figures | None = None
-    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -198,11 +174,11 @@ class _Source:
 
 
 class TrainingSensor:
-    """Reads the file and the endpoint, and receives step lines from the sensor that follows the logs (a tap). The first
-    source that has values counts: file, endpoint, step line."""
+    """Reads the file, and receives step lines from the sensor that follows the logs (a tap). The first source that has
+    values counts: file, step line."""
 
     name = "training"
-    _ORDER = ("metrics.jsonl", "endpoint", "step-line")
+    _ORDER = ("metrics.jsonl", "step-line")
 
     def __init__(
         self,
@@ -211,20 +187,16 @@ class TrainingSensor:
         reader: MetricReader,
         *,
         metrics_file: str = "",
-        metrics_url: str = "",
         poll: float = POLL,
         deadline: float = DEADLINE,
     ) -> None:
-        """``metrics_file`` can be relative to ``output_dir``; empty: where prime-rl writes it. ``metrics_url`` is the
-        trainer's metrics server, for example ``http://127.0.0.1:9090``; empty: none."""
+        """``metrics_file`` can be relative to ``output_dir``; empty: where prime-rl writes it."""
         self._clock, self._reader = clock, reader
         self._files = log_tail.Sources(output_dir, (metrics_file,) if metrics_file else FIGURES_GLOBS)
-        self._url = metrics_url
         self._positions: dict[str, log_tail.Position] = {}
         self._scanned = False
         self._poller: Poller[_Look, None] = Poller(self.name, clock, self, poll=poll, deadline=deadline)
         self._boundary = 0
-        self._problem = ""
         self.reset()
 
     async def start(self) -> None:
@@ -265,7 +237,7 @@ class TrainingSensor:
     def looked(self, now: float) -> None:
         """Nothing to do."""
 
-    # -- file and endpoint
+    # -- the file
 
     def latest(self) -> Reading[tuple[TrainingMetrics, ...]]:
         now = self._clock.monotonic()
@@ -280,7 +252,7 @@ class TrainingSensor:
         state = self._poller.latest().state
         if state is SensorState.BLIND:
             return unobserved(state, now, self._poller.latest().detail)
-        return unobserved(SensorState.ABSENT, now, self._problem or "no training metrics seen since this start")
+        return unobserved(SensorState.ABSENT, now, "no training metrics seen since this start")
 
     def prepare(self) -> Read[_Look]:
         boundary, first, positions = self._boundary, self._first, dict(self._positions)
@@ -289,38 +261,14 @@ class TrainingSensor:
         def look() -> _Look:
             news = log_tail.look(self._files, positions, from_end=first, since_wall=since)
             rows = [row for item in news for raw in item.lines if (row := self._reader.from_row(raw)) is not None]
-            endpoint, problem = self._ask() if self._url else (None, "")
-            return _Look(boundary, news, tuple((s, v) for s, v in rows if s is not None), endpoint, problem)
+            return _Look(boundary, news, tuple((s, v) for s, v in rows if s is not None))
 
         return look
 
     def absorb(self, look: _Look) -> Reading[None]:
         now = self._clock.monotonic()
         self._positions, self._scanned = log_tail.known(look.news), True
-        self._problem = look.problem
         if look.boundary == self._boundary:
             self._first = False
             self._sources["metrics.jsonl"].take(look.rows, now)
-            if look.endpoint is not None and look.endpoint[0] is not None:
-                self._sources["endpoint"].take([(look.endpoint[0], look.endpoint[1])], now)
         return Reading(SensorState.OK, now)
-
-    def _ask(self) -> tuple[Figures | None, str]:
-        """The endpoint's values, or the reason why there are none. Blocks for some seconds at most."""
-        try:
-            parts = urlsplit(self._url.rstrip("/"))
-            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT)
-            try:
-                connection.request(
-                    "GET", parts.path.removesuffix("/metrics") + "/metrics", headers={"Connection": "close"}
-                )
-                answer = connection.getresponse()
-                body = answer.read(MAX_BODY)
-            finally:
-                connection.close()
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            return None, f"cannot connect to {self._url}: {error}"
-        if answer.status != 200:
-            return None, f"{self._url}/metrics answered {answer.status}"
-        return self._reader.from_endpoint(body.decode("utf-8", "replace")), ""

@@ -17,9 +17,9 @@ from types import FrameType
 
 from podwatch.config.loading import load_settings
 from podwatch.domain.event import EventName
-from podwatch.domain.manifest import Keys
 from podwatch.simulation.pod import Pod, Shape, require_linux
 from podwatch.simulation.verify import DemoFailed, Screen, Watching, prove_local, prove_store
+from podwatch.store.keys import RunKeys
 
 PATIENCE = 4.0
 """Factor by which a phase can exceed its usual duration: the machine can be busy."""
@@ -53,15 +53,13 @@ class Stage:
         self.watching.wait(what, condition, max(10.0, PATIENCE * self.pod.shape.seconds(seconds)))
 
 
-def run(
-    scenario: str, *, speed: float = 1.0, keep: bool = False, layout: str = "A", screen: Screen | None = None
-) -> int:
+def run(scenario: str, *, layout: str = "A", screen: Screen | None = None) -> int:
     """Run one scenario; 0 if everything in the summary really happened. Also cleans up on Ctrl-C."""
     require_linux()
     screen = screen or Screen()
     play, shape = SCENARIOS[scenario]
     root = Path(tempfile.mkdtemp(prefix="podwatch-demo-"))
-    pod = Pod(root, replace(shape, speed=speed, layout=layout))
+    pod = Pod(root, replace(shape, layout=layout))
     watching = Watching(pod, screen)
     result = Result()
     before = {number: signal.signal(number, _interrupted) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -82,12 +80,9 @@ def run(
         for number in before:
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave a mount behind
         watching.close()
-        pod.destroy(keep=keep)
+        pod.destroy()
         for number, handler in before.items():
             signal.signal(number, handler)
-        if keep:
-            what = f"; `umount {pod.disk}` before removing it" if pod.mounted else ""
-            screen.plain(f"Kept in {pod.root}: podwatch.log, state/, store/, disk/outputs{what}")
     return 0 if result.ok else 1
 
 
@@ -285,7 +280,7 @@ def _prove(stage: Stage) -> None:
     result.add("checkpoints", bool(sets) and not problems, f"{complete} complete, {len(sets)} on the pod and sound")
     for problem in problems:
         result.add("damaged", False, problem)
-    store = prove_store(pod.store, Keys(pod.run_id))
+    store = prove_store(pod.store, RunKeys(pod.run_id))
     saves = Counter(store.verified)  # a step that training saved again after its restart is in the store twice
     steps = ", ".join(f"{step} (twice)" if count == 2 else str(step) for step, count in saves.items())
     result.add(

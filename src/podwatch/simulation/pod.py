@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podwatch.client.ask_daemon import fetch_status
-from podwatch.client.find_daemon import read_endpoint
 from podwatch.config.explain import to_toml
+from podwatch.config.test_times import VARIABLE
 from podwatch.domain.errors import HostError
 from podwatch.simulation.run_files import held
 from podwatch.simulation.simulated_rl import launch_command, write_programs
+from podwatch.system.endpoint import fetch_status, read_endpoint
 
 # -- pod -------------------------------------------------------------------------------------------------------------
 
@@ -48,7 +48,6 @@ class Shape:
     max_steps: int = 5000
     hold: float = 2.0
     hang_floor: float = 5.0
-    agree: float = 3.0
 
     def seconds(self, value: float) -> float:
         return value / self.speed
@@ -97,6 +96,11 @@ class Pod:
         return self.root / "podwatch.toml"
 
     @property
+    def times(self) -> Path:
+        """The file of podwatch's own times, which are shorter here than on a real pod."""
+        return self.root / "times.toml"
+
+    @property
     def log(self) -> Path:
         return self.root / "podwatch.log"
 
@@ -109,6 +113,8 @@ class Pod:
         (self.root / "train.toml").write_text(_toml(self._trainer_config()))
         self.config.write_text("# The configuration of `podwatch demo`.\n" + _toml(self._podwatch_config()))
         self.config.chmod(0o644)
+        self.times.write_text(_toml({"times": self._times()}))
+        self.times.chmod(0o644)
 
     def start_daemon(self) -> None:
         """Start the real daemon with simulated GPUs, as a child in its own session. Its output goes to ``log``."""
@@ -130,7 +136,8 @@ class Pod:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PODWATCH_", "B2_"))}
         source = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH", ""))))
-        return {**kept, "PODWATCH_RUNTIME_DIR": str(self.runtime), "PYTHONPATH": path}
+        own = {"PODWATCH_RUNTIME_DIR": str(self.runtime), VARIABLE: str(self.times)}
+        return {**kept, **own, "PYTHONPATH": path}
 
     def status(self) -> dict[str, Any] | None:
         """The daemon's present status, by HTTP; None when it does not answer."""
@@ -240,26 +247,36 @@ class Pod:
                 "stop_grace": shape.seconds(2.0),
                 "save_grace": shape.seconds(4.0),
                 "startup_patience": shape.seconds(30.0),
+                "nofile": 1024,  # the simulated programs open few files, and a machine may not allow more
             },
             "gpu": {
                 "inference": [INFERENCE_GPU],
                 "trainer": [TRAINER_GPU],
-                "poll": shape.seconds(0.25),
                 "hold": shape.seconds(shape.hold),
                 "release_wait": shape.seconds(10.0),
             },
-            "inference": {"urls": [f"http://127.0.0.1:{port}"], "poll": shape.seconds(0.5), "timeout": 1.0},
-            "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0, "agree": shape.seconds(shape.agree)},
-            "checkpoints": {"rescan": shape.seconds(1.0), "settle": shape.seconds(0.4), "settle_weak": 2.0},
-            "sync": {"store": f"file://{self.store}", "sweep": shape.seconds(5.0), "keep_last": 3, "keep_every": 0},
+            "inference": {"urls": [f"http://127.0.0.1:{port}"]},
+            "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0},
+            "sync": {"store": f"file://{self.store}", "keep_last": 3, "keep_every": 0},
             "disk": disk,
-            "recovery": {
-                "backoff_min": shape.seconds(0.5),
-                "backoff_max": shape.seconds(2.0),
-                "calm": shape.seconds(60.0),
-            },
             "http": {"port": 0},
             "log": {"format": "json"},
+        }
+
+    def _times(self) -> dict[str, float]:
+        shape = self.shape
+        return {
+            "gpu.poll": shape.seconds(0.25),
+            "inference.poll": shape.seconds(0.5),
+            "inference.timeout": 1.0,
+            "checkpoints.rescan": shape.seconds(1.0),
+            "checkpoints.settle": shape.seconds(0.4),
+            "checkpoints.settle_weak": 2.0,
+            "sync.sweep": shape.seconds(5.0),
+            "sync.claim_wait": 1.0,  # no second pod can claim this run
+            "recovery.backoff_min": shape.seconds(0.5),
+            "recovery.backoff_max": shape.seconds(2.0),
+            "recovery.calm": shape.seconds(60.0),
         }
 
 
@@ -271,12 +288,17 @@ def require_linux() -> None:
 
 def _toml(table: dict[str, Any], prefix: str = "") -> str:
     """A nested mapping as TOML; ``trainer.env`` and the like are written inline."""
-    lines = [f"{key} = {to_toml(value)}" for key, value in table.items() if not _is_section(key, value)]
+    lines = [f"{_name(key)} = {to_toml(value)}" for key, value in table.items() if not _is_section(key, value)]
     text = "\n".join(lines) + "\n"
     for key, value in table.items():
         if _is_section(key, value) and value:
             text += f"\n[{prefix}{key}]\n{_toml(value, f'{prefix}{key}.')}"
     return text
+
+
+def _name(key: str) -> str:
+    """A key of TOML; one with a dot in quotes."""
+    return to_toml(key) if "." in key else key
 
 
 def _is_section(key: str, value: object) -> bool:

@@ -405,9 +405,6 @@ class SimulatedGpus:
         self._count = count
         self._total = total_bytes
 
-    def open(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-
     def read(self) -> tuple[GpuSample, ...]:
         return tuple(self._sample(index) for index in range(self._count))
 

@@ -1,8 +1,6 @@
 """Proves the demo's claims: follows the pod's events, log and processes, then reads every file back and compares."""
 
 import contextlib
-import hashlib
-import io
 import os
 import re
 import sys
@@ -19,12 +17,13 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
-from podwatch.domain.manifest import Keys, Manifest, Pointer
 from podwatch.journal.journal import Journal
 from podwatch.simulation.pod import Pod
 from podwatch.simulation.run_files import RESUME_FLAGS
-from podwatch.stores.base import ObjectStore
-from podwatch.stores.local import LocalStore
+from podwatch.store.inventory import take_inventory
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.directory import DirectoryObjects
+from podwatch.store.verify import verify
 from podwatch.system.clock import SystemClock
 
 # -- output of the demo ----------------------------------------------------------------------------------------------
@@ -230,37 +229,24 @@ class StoreProof:
     problems: tuple[str, ...] = ()
 
 
-def prove_store(root: Path, keys: Keys) -> StoreProof:
-    """Check pointer -> manifest -> every file, with sizes and part hashes, and every other manifest."""
-    store = LocalStore(root, writer_id="demo-verifier")
-    problems: list[str] = []
-    verified: list[int] = []
-    total = 0
+def prove_store(root: Path, keys: RunKeys) -> StoreProof:
+    """Read back every byte of every save, and compare what the pointers name."""
+    store = DirectoryObjects(root)
     try:
-        raw = store.get_bytes(keys.latest)
-        pointer = Pointer.from_bytes(raw) if raw is not None else None
-        for found in [stored.key for stored in store.list(keys.root) if stored.key.endswith("/manifest.json")]:
-            content = store.get_bytes(found) or b""
-            manifest = Manifest.from_bytes(content, where=found)
-            wrong = [text for file in manifest.files if (text := _check(store, manifest, file.key))]
-            problems += wrong
-            if not wrong:
-                verified.append(manifest.step)
-                total += sum(file.size for file in manifest.files)
-            if pointer is not None and pointer.manifest_key == found:
-                if hashlib.sha1(content, usedforsecurity=False).hexdigest() != pointer.manifest_sha1:
-                    problems.append(f"latest.json records another hash of {found}")
-                if wrong:
-                    problems.append("latest.json names an incomplete checkpoint")
+        inventory = take_inventory(store, keys)
+        proofs = list(verify(store, keys, inventory.saves, deep=True))
     except PodwatchError as error:
         return StoreProof(problems=(str(error),))
-    finally:
-        store.close()
-    if pointer is None:
-        return StoreProof(verified=tuple(sorted(verified)), problems=("no latest.json in the store",))
-    if pointer.step not in verified and not problems:
-        problems.append(f"latest.json names step {pointer.step}, which has no complete manifest")
-    return StoreProof(pointer.step, tuple(sorted(verified)), total, tuple(problems))
+    sound = [proof.save for proof in proofs if proof.sound]
+    problems = [f"step {proof.save.step}: {reason}" for proof in proofs for reason in proof.reasons]
+    newest = inventory.pointers[0].pointer if inventory.pointers else None
+    for name, pointer in (("the newest pointer", newest), ("latest.json", inventory.latest)):
+        if pointer is None:
+            problems.append(f"{name} is not there, or cannot be read")
+        elif inventory.named_by(pointer) not in sound:
+            problems.append(f"{name} names step {pointer.step}, which has no complete checkpoint")
+    steps, size = sorted(save.step for save in sound), sum(save.bytes for save in sound)
+    return StoreProof(None if newest is None else newest.step, tuple(steps), size, tuple(problems))
 
 
 def prove_local(settings: Settings) -> tuple[tuple[CheckpointSet, ...], tuple[str, ...]]:
@@ -270,21 +256,3 @@ def prove_local(settings: Settings) -> tuple[tuple[CheckpointSet, ...], tuple[st
     complete = tuple(found for found in catalogue.rescan() if found.complete)
     problems = [f"step {found.step}: {reason}" for found in complete for reason in catalogue.verify(found.step)]
     return complete, tuple(problems)
-
-
-def _check(store: ObjectStore, manifest: Manifest, key: str) -> str:
-    file = next(entry for entry in manifest.files if entry.key == key)
-    buffer = io.BytesIO()
-    try:
-        store.get_file(key, buffer)
-    except PodwatchError as error:
-        return f"{key}: {error.what}"
-    content = buffer.getvalue()
-    if len(content) != file.size:
-        return f"{key}: {len(content)} bytes instead of {file.size}"
-    size = manifest.part_size
-    parts = tuple(
-        hashlib.sha1(content[start : start + size], usedforsecurity=False).hexdigest()
-        for start in range(0, len(content), size)
-    )
-    return "" if parts == file.parts_sha1 else f"{key}: its bytes do not match the recorded hashes"

@@ -25,8 +25,8 @@ from podwatch.domain.document import (
     Texts,
     Whole,
 )
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
-from podwatch.domain.safe_links import check_links
+from podwatch.domain.errors import IntegrityError
+from podwatch.domain.safe_links import PlacedLink, check_links
 from podwatch.store.keys import SAVE_DOCUMENTS, Piece, pieces
 
 Digest = Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
@@ -100,7 +100,7 @@ class SaveIntent(Document):
     def same_files(self, files: Iterable[SavedFile], identity: Collection[str] = ()) -> bool:
         """Whether it is the save that consists of ``files``. ``identity``: the parts that make a save, where a resume
         writes others again."""
-        return _marks(self.files, identity) == _marks(files, identity) != set()
+        return _file_keys(self.files, identity) == _file_keys(files, identity) != set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class SaveManifest(Document):
 
     def same_files(self, files: Iterable[SavedFile], identity: Collection[str] = ()) -> bool:
         """As ``SaveIntent.same_files``."""
-        return _marks(self.files, identity) == _marks(files, identity) != set()
+        return _file_keys(self.files, identity) == _file_keys(files, identity) != set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class SentSave:
         return cls(intent, {piece.name: digest for piece, digest in manifest.objects()})
 
 
-def _marks(files: Iterable[SavedFile], identity: Collection[str]) -> set[tuple[str, str, int, int]]:
+def _file_keys(files: Iterable[SavedFile], identity: Collection[str]) -> set[tuple[str, str, int, int]]:
     return {(f.part, f.path, f.size, f.mtime_ns) for f in files if not identity or f.part in identity}
 
 
@@ -277,10 +277,13 @@ def _check_names(objects: Sequence[str], links: Iterable[SavedLink]) -> None:
 
 
 def _check_targets(files: Iterable[SavedFile], links: Sequence[SavedLink]) -> None:
-    """Raises IntegrityError (a ValueError to a reader of documents) unless every link stays in its part."""
-    if links:
-        places = [ManifestFile(f.name, f.part, f.size, 0, 0, "", "", ()) for f in files]
-        check_links(places, [ManifestSymlink(link.name, link.part, link.target) for link in links])
+    """Raises ValueError unless every link stays in its part."""
+    if not links:
+        return
+    try:
+        check_links([f.name for f in files], [PlacedLink(link.name, link.part, link.target) for link in links])
+    except IntegrityError as error:
+        raise ValueError(f"symlinks: {error}") from None
 
 
 def manifest_hash(data: bytes) -> str:

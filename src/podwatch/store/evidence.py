@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 from podwatch.domain.errors import RemoteError
 from podwatch.store.interfaces import Listed, RunObjects
-from podwatch.store.keys import RunKeys
+from podwatch.store.keys import Kind, RunKeys
 
 KEEP = {"config": 50, "logs": 24, "incidents": 60}
 """How many of the newest objects of each kind stay: three pods' logs, two pods' bundles."""
+READ = ("archived.json", "bootstrap.json", "controller.json")
+"""Documents below ``config/`` that are read as long as the run exists, however old they are."""
 KEEP_SECONDS = 90 * 86400.0
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -65,20 +67,23 @@ class EvidenceKeeper:
         return count
 
     def tidy(self, needed: Collection[str] = ()) -> int:
-        """Delete all but the newest of each kind, and what is old; how many. ``needed``: names that stay. A key that
-        cannot delete is no error."""
-        old = []
-        for kind in KEEP:
-            items = list(self.store.list(self.keys.evidence(kind)))
-            now = max((item.wall for item in items), default=0.0)
-            old += [key for key in stale_evidence(items, now, KEEP[kind]) if key.rpartition("/")[2] not in needed]
-        old = [key for key in old if self.keys.parse(key).kind == "evidence"]
+        """Delete all but the newest of each kind, and what is old; how many. ``needed``: names that stay, besides
+        ``READ``. Of what stays only the newest version does. A key that cannot delete is no error."""
         try:
-            self.store.delete(old)
+            return sum(self._tidy(kind, {*needed, *READ}) for kind in KEEP)
         except RemoteError as error:
             if error.transient:
                 raise
             return 0
+
+    def _tidy(self, kind: str, needed: Collection[str]) -> int:
+        items = list(self.store.list(self.keys.evidence(kind)))
+        now = max((item.wall for item in items), default=0.0)
+        stale = [key for key in stale_evidence(items, now, KEEP[kind]) if key.rpartition("/")[2] not in needed]
+        own = [item.key for item in items if self.keys.parse(item.key).kind is Kind.EVIDENCE]
+        old = [key for key in own if key in stale]
+        self.store.delete(old)
+        self.store.delete([key for key in own if key not in stale], older=True)
         return len(old)
 
     def _known(self) -> set[str]:

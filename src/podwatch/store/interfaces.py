@@ -7,7 +7,11 @@ from typing import Protocol
 
 from podwatch.domain.document import Document
 from podwatch.domain.lease import Claim
-from podwatch.store.objects.errors import ObjectMissing
+from podwatch.store.objects.errors import ObjectMissing, StoreOutage
+from podwatch.store.objects.transport import boottime
+
+LISTING_SECONDS = 300.0
+"""Of one whole listing: a million names take less."""
 
 
 class Listed(Protocol):
@@ -35,8 +39,9 @@ class RunObjects(Protocol):
     def put(self, key: str, source: bytes, *, until: float = math.inf) -> None: ...
     def read(self, key: str, limit: int) -> bytes: ...
     def list(self, prefix: str) -> Iterator[Listed]: ...
-    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
-        """Every version of these objects, in this order. Absent is success."""
+    def delete(self, keys: Sequence[str], *, older: bool = False, until: float = math.inf) -> None:
+        """Every version of these objects, in this order; ``older``: those that a newer one has replaced. Absent is
+        success."""
         ...
 
 
@@ -94,6 +99,16 @@ class Author:
     config_digest: str = ""
     train_command: tuple[str, ...] = ()
     wandb: dict[str, str] = field(default_factory=dict)
+
+
+def list_bounded(store: RunObjects, prefix: str, seconds: float = LISTING_SECONDS) -> Iterator[Listed]:
+    """As ``store.list``. Raises StoreOutage after ``seconds``: a store can send page after page without an end."""
+    ends = boottime() + seconds
+    for item in store.list(prefix):
+        if boottime() > ends:
+            what = f"the store's listing did not end within {seconds:.0f} s"
+            raise StoreOutage(what, where=f"{store.url}: {prefix}", fix="name a run, or a smaller prefix")
+        yield item
 
 
 def read_or_none(store: RunObjects, key: str, document: type[Document]) -> bytes | None:

@@ -24,10 +24,10 @@ from podwatch.store.keys import (
     contradicts,
 )
 from podwatch.store.objects.errors import ObjectMissing
+from podwatch.store.pointers import PointerSeen, rank_pointers
 
 MOST_POINTERS = 100
 """Whose documents are read: the newest. Retention keeps no others that are older than a day."""
-_EXAMPLES = 5
 REUSED_SECONDS = 12 * 3600.0
 """Half of the age at which an unfinished upload is swept."""
 SaveKey = tuple[int, str]
@@ -79,23 +79,6 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True)
-class PointerSeen:
-    """``pointer`` is None where it cannot be read or contradicts its name, or was not read because it is old."""
-
-    key: str
-    generation: int
-    seq: int
-    nonce: str
-    wall: float
-    pointer: RunPointer | None = None
-    problem: str = ""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.generation, self.seq)
-
-
-@dataclass(frozen=True, slots=True)
 class Inventory:
     """``saves`` in the order in which they were published, ``pointers`` the newest first. ``store_wall``: the newest
     time that the store gave to a document of ours, so at most the store's present time. ``tmp``: (key, time)."""
@@ -107,8 +90,9 @@ class Inventory:
     tmp: tuple[tuple[str, float], ...] = ()
     store_wall: float = 0.0
     foreign: int = 0
-    foreign_examples: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    forged: tuple[str, ...] = ()
+    """Pointers of a generation that no pod has claimed: they count for nothing."""
 
     @property
     def newest(self) -> Stored | None:
@@ -120,6 +104,11 @@ class Inventory:
                 if (found := self.named_by(seen.pointer)) is not None and not found.problem:
                     return found
         return None
+
+    @property
+    def pointer(self) -> RunPointer | None:
+        """The highest one that can be read."""
+        return next((seen.pointer for seen in self.pointers if seen.pointer is not None), None)
 
     def named_by(self, pointer: RunPointer) -> Stored | None:
         """The save with exactly the manifest that the pointer names."""
@@ -193,7 +182,10 @@ class _Taking:
         items = list(self._store.list(self._keys.root))
         named = [(self._keys.parse(item.key), item) for item in items]
         self._cache.keep_only(items)
-        pointers = self._pointers([(name, item) for name, item in named if name.kind is Kind.POINTER])
+        claims = {name.generation for name, _ in named if name.kind is Kind.CLAIM}
+        ranked, forged = rank_pointers(named, claims)
+        pointers = self._pointers(ranked, {item.key: item for item in items})
+        self._problems += [f"{key}: no pod has claimed its generation, so it counts for nothing" for key in forged]
         saves, unfinished, foreign = self._saves(named)
         own = (Kind.POINTER, Kind.CLAIM, Kind.DOCUMENT, Kind.TMP, Kind.LATEST)
         return Inventory(
@@ -204,31 +196,23 @@ class _Taking:
             tuple((item.key, item.wall) for name, item in named if name.kind is Kind.TMP),
             max((item.wall for name, item in named if name.kind in own), default=0.0),
             len(foreign),
-            tuple(foreign[:_EXAMPLES]),
             tuple(self._problems),
+            forged,
         )
 
-    def _pointers(self, named: list[tuple[ObjectName, Listed]]) -> tuple[PointerSeen, ...]:
-        seen = [PointerSeen(i.key, n.generation, n.seq, n.nonce, i.wall) for n, i in named]
-        items = {item.key: item for _, item in named}
-        seen.sort(key=lambda p: (-p.generation, -p.seq, p.wall, p.nonce))
-        newest = max((p.wall for p in seen), default=0.0)
-        found = []
-        for number, one in enumerate(seen):
-            if number < MOST_POINTERS or newest - one.wall < 2 * 86400:
-                found.append(self._pointer(one, items[one.key]))
-            else:
-                found.append(one)
-        return tuple(found)
+    def _pointers(self, ranked: Sequence[PointerSeen], items: Mapping[str, Listed]) -> tuple[PointerSeen, ...]:
+        newest = max((p.wall for p in ranked), default=0.0)
+        return tuple(
+            self._pointer(p, items[p.key]) if number < MOST_POINTERS or newest - p.wall < 2 * 86400 else p
+            for number, p in enumerate(ranked)
+        )
 
     def _pointer(self, seen: PointerSeen, item: Listed) -> PointerSeen:
         pointer, _, problem = self._cache.read(self._store, item, RunPointer)
-        if isinstance(pointer, RunPointer) and (pointer.order, pointer.run_id) != (seen.order, self._keys.run_id):
-            pointer, problem = None, "a pointer contradicts its own name"
-        if problem:
-            self._problems.append(f"{item.key}: {problem}")
-        found = pointer if isinstance(pointer, RunPointer) else None
-        return PointerSeen(seen.key, seen.generation, seen.seq, seen.nonce, seen.wall, found, problem)
+        found = seen.with_document(pointer, problem, self._keys.run_id)
+        if found.problem:
+            self._problems.append(f"{item.key}: {found.problem}")
+        return found
 
     def _latest(self, items: list[Listed]) -> RunPointer | None:
         for item in items:
@@ -259,13 +243,13 @@ class _Taking:
     def _save(self, key: SaveKey, objects: Mapping[str, Listed]) -> Stored:
         item = objects[MANIFEST]
         manifest, digest, problem = self._cache.read(self._store, item, SaveManifest)
-        mark = partial(Stored, *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects)
+        make = partial(Stored, *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects)
         if not isinstance(manifest, SaveManifest) or _place(manifest) != (self._keys.run_id, *key):
             problem = problem or "the manifest belongs to another save"
             self._problems.append(f"{item.key}: {problem}")
-            return mark(problem=problem)
+            return make(problem=problem)
         missing = missing_objects(manifest, objects)
-        return mark(
+        return make(
             generation=manifest.generation,
             seq=manifest.seq,
             bytes=manifest.total_bytes,
@@ -289,10 +273,12 @@ class _Taking:
 
 def missing_objects(manifest: SaveManifest, objects: Mapping[str, Listed]) -> list[str]:
     """The names of its objects that are not in ``objects`` (by name below the save) as they were sent."""
-    return [piece.name for piece, digest in manifest.objects() if not is_there(objects, piece.name, piece.size, digest)]
+    return [
+        piece.name for piece, digest in manifest.objects() if not is_stored(objects, piece.name, piece.size, digest)
+    ]
 
 
-def is_there(objects: Mapping[str, Listed], name: str, size: int, digest: str) -> bool:
+def is_stored(objects: Mapping[str, Listed], name: str, size: int, digest: str) -> bool:
     item = objects.get(name)
     return item is not None and item.size == size and not contradicts(item.hash, digest)
 

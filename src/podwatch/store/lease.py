@@ -5,7 +5,7 @@ suspend counts: a pod does not notice that it was frozen.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from podwatch.domain.errors import IntegrityError, RemoteError
@@ -25,7 +25,6 @@ from podwatch.domain.lease import (
     read_control,
 )
 from podwatch.domain.times import rfc3339
-from podwatch.store.documents import RunPointer
 from podwatch.store.interfaces import OwnSide, Permit, RunObjects, StoreClock, read_or_none
 from podwatch.store.keys import Kind, RunKeys
 from podwatch.store.lease_rules import (
@@ -38,12 +37,12 @@ from podwatch.store.lease_rules import (
     decide,
     winner,
 )
+from podwatch.store.pointers import highest_pointer
 from podwatch.store.publish import LeaseLost, LeaseUnsettled
 
 CONTROL_EVERY = 5
 """control.json is read with every n-th heartbeat: each read beyond a daily number is paid for."""
 OLD_CLAIM_SECONDS = 24 * 3600.0
-_POINTERS_TRIED = 5
 
 
 @dataclass(slots=True)
@@ -66,12 +65,13 @@ class Lease:
     """The newest one that another life has written: what it knew of the run is taken over from it."""
     _view: LeaseView = field(init=False)
     _claimed_at: float = field(init=False, default=0.0)
-    _looked_at: float | None = field(init=False, default=None)
+    _read_at: float | None = field(init=False, default=None)
     _confirmed_at: float | None = field(init=False, default=None)
-    _newest_rival: tuple[int, str] | None = field(init=False, default=None)
+    _newest_other: tuple[int, str] | None = field(init=False, default=None)
     _beat_mark: str = field(init=False, default="")
     _beat_at: float | None = field(init=False, default=None)
     _beats: int = field(init=False, default=0)
+    _took_over: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         last = self.own_side.last_claim()
@@ -90,25 +90,47 @@ class Lease:
         settling = self.decision.act is LeaseAction.SETTLE and self.decision.at_once
         return self.decision.act is LeaseAction.HOLD or settling
 
+    @property
+    def control(self) -> Control:
+        """The request in force of operators and the controller."""
+        return self._view.control
+
+    @property
+    def settles_in(self) -> float | None:
+        """Seconds until the claim of this life is decided; None while none settles."""
+        if self.decision.act is not LeaseAction.SETTLE:
+            return None
+        return max(0.0, self.timing.claim_wait - (self.clock.boottime() - self._claimed_at))
+
+    @property
+    def watched_alive(self) -> bool:
+        """Whether the heartbeat of the pod that is watched has changed meanwhile."""
+        return self.decision.act is LeaseAction.WATCH and self._view.watch.changed
+
+    @property
+    def took_over(self) -> bool:
+        """Whether another pod held the run before the claim of this life."""
+        return self._took_over
+
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def unanswered(self) -> Decision:
         """The store did not answer. What is known of the time in between counts no more."""
-        self._looked_at = None
+        self._read_at = None
         self._view = replace(self._view, answers=False)
         return self.decision if self.decision.act is LeaseAction.HOLD else self._decide()
 
-    def look(self, store: RunObjects) -> Decision:
+    def update(self, store: RunObjects) -> Decision:
         """Read, decide, and claim if that is the decision. Raises what the store raises."""
         began = self.clock.boottime()
         self._read_control(store)
         beat = self._read_beat(store)
-        since = began - self._looked_at if self._looked_at is not None else -1.0
+        since = began - self._read_at if self._read_at is not None else -1.0
         watch = self._view.watch.after(beat, since)
         quiet = self._view.answers and watch.mark == self._view.watch.mark
-        self._looked_at, before = began, self.decision.act
+        self._read_at, before = began, self.decision.act
         self._view = replace(self._view, beat=beat, watch=watch, answers=True)
-        if quiet and before in (LeaseAction.WATCH, LeaseAction.ASIDE) and self._decide().act is before:
+        if quiet and before in (LeaseAction.WATCH, LeaseAction.ASSIGNED_ELSEWHERE) and self._decide().act is before:
             return self.decision  # watching costs one small read at a time; every decision rests on a fresh listing
         listed = self.clock.boottime()
         self._list(store, pointers=True)
@@ -143,14 +165,14 @@ class Lease:
         own, watch = self._view.own, self._view.watch
         others = [c for c in claims if own is None or _numbers(c) != _numbers(own.claim)]
         newest = winner(others)
-        seen, self._newest_rival = self._newest_rival, _numbers(newest) if newest is not None else (0, "")
-        if seen is not None and newest is not None and self._newest_rival != seen:
+        seen, self._newest_other = self._newest_other, _numbers(newest) if newest is not None else (0, "")
+        if seen is not None and newest is not None and self._newest_other != seen:
             watch = HeartbeatWatch(0.0, True, watch.mark)  # a new claim shows as much life as a heartbeat
-        pointed = self._pointed(store) if pointers else self._view.pointed
+        pointed = self._pointed(store, claims) if pointers else self._view.pointed
         self._view = replace(self._view, claims=tuple(claims), watch=watch, pointed=pointed)
-        self._view = replace(self._view, rival=self._rival(store))
+        self._view = replace(self._view, other_holder=self._other_holder(store))
 
-    def _rival(self, store: RunObjects) -> Pod | None:
+    def _other_holder(self, store: RunObjects) -> Pod | None:
         """The pod with the winning claim, if that is not this life's."""
         view = self._view
         first = view.first
@@ -160,18 +182,11 @@ class Lease:
             return view.beat.said
         return claimant(read_or_none(store, self.keys.claim(*_numbers(first)), ClaimDocument))
 
-    def _pointed(self, store: RunObjects) -> int:
-        """The highest generation that a pointer of this run has used: claims may have been deleted."""
-        names = [self.keys.parse(item.key) for item in store.list(self.keys.pointers)]
-        found = sorted((n for n in names if n.kind is Kind.POINTER), key=lambda n: (n.generation, n.seq))
-        for name in reversed(found[-_POINTERS_TRIED:]):
-            try:
-                pointer = RunPointer.from_bytes(store.read(self.keys.root + name.rest, RunPointer.LARGEST))
-            except IntegrityError:
-                continue
-            if pointer.run_id == self.keys.run_id and pointer.order == (name.generation, name.seq):
-                return pointer.generation
-        return 0
+    def _pointed(self, store: RunObjects, claims: Sequence[Claim]) -> int:
+        """The highest generation that a pointer of this run has used, if all claims were deleted: beside a claim no
+        pointer of a higher generation counts."""
+        pointer = None if claims else highest_pointer(store, self.keys)
+        return 0 if pointer is None else pointer.generation
 
     def _age(self, store: RunObjects) -> float | None:
         """Seconds since the other pod's newest heartbeat or claim, by the store's clock: that is read by storing a
@@ -208,20 +223,21 @@ class Lease:
 
     def _claim(self, store: RunObjects, listed: float) -> None:
         """A request that fails may still be carried out: the next try has another name."""
-        wanted = self.decision
+        wanted, holder = self.decision, self._view.holder
         claim = Claim(wanted.generation, self.nonce(), writer_id=self.me.writer_id)
         document = claim_document(claim, self.me, rfc3339(self.clock.wall()) or "")
         store.put(self.keys.claim(*_numbers(claim)), document, until=listed + CONFIRMED_SECONDS)
         if wanted.at_once:
             self.own_side.claimed(claim)
+        self._took_over = holder is not None and not self._view.holder_is_me
         self._claimed_at = self.clock.boottime()
         self._view = replace(self._view, own=OwnClaim(claim, wanted.at_once), take_over=False)
         self._list(store)
         self._decide()
 
     def tidy(self, store: RunObjects) -> None:
-        """Remove claims that a later one replaced a day ago, and old versions of the heartbeat: call it once a day,
-        before a heartbeat. Raises as the store does."""
+        """Remove claims that a later one replaced a day ago, and the older versions of what is rewritten under its
+        name, which B2 keeps: call it once a day. Raises as the store does."""
         if self.decision.act is not LeaseAction.HOLD:
             return
         permit = self.confirm(store)
@@ -229,8 +245,9 @@ class Lease:
         claims = [(name, item) for name, item in found if name.kind is Kind.CLAIM]
         mine = max((item.wall for name, item in claims if name.generation == self.generation), default=0.0)
         old = [i.key for n, i in claims if n.generation < self.generation and mine - i.wall >= OLD_CLAIM_SECONDS]
-        store.delete([*old, self.keys.heartbeat], until=permit.until)
-        self._beat_at = None
+        store.delete(old, until=permit.until)
+        for key in (self.keys.latest, self.keys.heartbeat, self.keys.control, self.keys.verdict):
+            store.delete([key], older=True, until=permit.until)
 
     # -- holding ------------------------------------------------------------------------------------------------------
 
@@ -250,7 +267,7 @@ class Lease:
         decision = self.decision
         if decision.act is LeaseAction.HOLD:
             return
-        if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASIDE):
+        if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASSIGNED_ELSEWHERE):
             what, fix = f"another pod holds this run: {decision.why_not}", "stop training here, or: run --take-over"
             raise LeaseLost(what, where=self.keys.root, fix=fix)
         what = "it is not decided yet whether this pod holds the run"

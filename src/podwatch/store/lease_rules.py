@@ -9,7 +9,7 @@ and a holder confirms that it still holds the run before it publishes or deletes
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from podwatch.domain.lease import GONE, Beat, Claim, Control, Decision, LeaseAction, Pod
+from podwatch.domain.lease import CLAIM_WAIT_SECONDS, GONE, Beat, Claim, Control, Decision, LeaseAction, Pod
 
 CONFIRMED_SECONDS = 30.0
 """How long a confirmation is valid, by a clock that runs during suspend: a write that rests on it begins within it."""
@@ -17,9 +17,6 @@ REQUEST_SECONDS = 60.0
 """Timeout of a small request, its repetitions included."""
 LATE_SECONDS = 30.0
 """For so long after its client gave up, a store can still carry a request out, or list what was there before."""
-CLAIM_WAIT_SECONDS = 150.0
-"""From a claim to its decision: longer than a former holder needs that does not see the claim yet, confirms, and writes
-with a request that is carried out late: LATE + CONFIRMED + REQUEST + LATE."""
 LEAST_BEATS = 1.5
 """For so many intervals of the heartbeat one is watched although it is old enough by the store's clock: a holder that
 could not reach the store until now writes one within this time."""
@@ -79,7 +76,7 @@ class HeartbeatWatch:
 @dataclass(frozen=True, slots=True)
 class LeaseView:
     """What this pod knows when it decides. ``answers``: the store answered the last look. ``pointed``: the highest
-    generation in a pointer. ``rival``: the pod that made the winning claim, if not this life. ``last``: the newest
+    generation in a pointer. ``other_holder``: the pod that made the winning claim, if not this life. ``last``: the
     claim that an earlier life of this pod won or trained on. ``training``: a trainer of this run lives here.
     ``stands_by``: this pod waits while another one lives; else it leaves. ``job_ended``: the earlier attempt of this
     job that holds the run has provably ended, and nothing of it trains. ``lost``: already superseded."""
@@ -89,7 +86,7 @@ class LeaseView:
     claims: tuple[Claim, ...] = ()
     pointed: int = 0
     beat: Beat | None = None
-    rival: Pod | None = None
+    other_holder: Pod | None = None
     watch: HeartbeatWatch = field(default_factory=HeartbeatWatch)
     own: OwnClaim | None = None
     last: Claim | None = None
@@ -115,7 +112,7 @@ class LeaseView:
         """The pod that holds the run by what was read; None if none does."""
         if self.first is None:
             return self.beat.said if self.beat is not None else None
-        return self.rival or (self.beat.said if self.beat is not None and self.speaks_for(self.first) else Pod())
+        return self.other_holder or (self.beat.said if self.beat is not None and self.speaks_for(self.first) else Pod())
 
     def speaks_for(self, claim: Claim) -> bool:
         """Whether the heartbeat is that of the pod with ``claim``."""
@@ -146,8 +143,8 @@ def is_same_pod(me: Pod, other: Pod, *, job_ended: bool = False) -> bool:
     engine starts a job again beside an attempt that lives on, so of a job nothing else proves it."""
     if me.process or other.process:
         return me.process == other.process or (job_ended and me.same_job(other))
-    here = (me.writer_id, me.machine_id, me.boot_id)
-    return all(here) and here == (other.writer_id, other.machine_id, other.boot_id)
+    life = (me.writer_id, me.machine_id, me.boot_id)
+    return all(life) and life == (other.writer_id, other.machine_id, other.boot_id)
 
 
 def decide(view: LeaseView, timing: LeaseTiming) -> Decision:
@@ -166,12 +163,18 @@ def _decide(view: LeaseView, timing: LeaseTiming) -> Decision:
     if control.holder and not view.me.called(control.holder):
         why = _because(f"control.json in the store gives this run to {control.holder}", control)
         return Decision(
-            LeaseAction.ASIDE, why, stop=True, generation=top, wait=timing.poll, holder=control.holder, reason=why
+            LeaseAction.ASSIGNED_ELSEWHERE,
+            why,
+            stop=True,
+            generation=top,
+            wait=timing.poll,
+            holder=control.holder,
+            reason=why,
         )
     if not view.answers:
         return _without_store(view, timing)
     if own is not None and first is not None and _same(own.claim, first) and first.generation == top:
-        return _ours(own, timing)
+        return _decide_own(own, timing)
     used = max(top, own.claim.generation if own is not None else 0)
     at_once = Decision(LeaseAction.CLAIM, generation=used + 1, at_once=True)
     listed = own is not None and any(_same(own.claim, claim) for claim in view.claims)
@@ -199,7 +202,7 @@ def _decide(view: LeaseView, timing: LeaseTiming) -> Decision:
     return replace(claim, reason=f"the heartbeat of pod {who} did not change")
 
 
-def _ours(own: OwnClaim, timing: LeaseTiming) -> Decision:
+def _decide_own(own: OwnClaim, timing: LeaseTiming) -> Decision:
     """The decision while this pod's claim is the first of the highest generation."""
     generation, left = own.claim.generation, timing.claim_wait - own.waited
     if own.won or left <= 0:
@@ -236,8 +239,8 @@ def _without_store(view: LeaseView, timing: LeaseTiming) -> Decision:
     """The store does not answer, or refuses the key: the last holder trains on without publishing. Other pods wait, and
     so does one that saw another holder before the store stopped answering."""
     own = view.own
-    ours = (own.won or own.at_once) if own is not None else view.last is not None
-    may = view.take_over or (ours and not _saw_another(view))
+    is_ours = (own.won or own.at_once) if own is not None else view.last is not None
+    may = view.take_over or (is_ours and not _saw_another(view))
     why = "" if may else "podwatch cannot read the store, so it does not know which pod holds this run: training waits"
     generation = own.claim.generation if own is not None else 0
     return Decision(LeaseAction.ASK, why, generation=generation, wait=timing.poll, reason="the store does not answer")

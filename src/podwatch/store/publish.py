@@ -8,18 +8,16 @@ later; so the manifest of a save has the same bytes each time, and no name of a 
 
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, SentSave, manifest_hash
-from podwatch.store.interfaces import Author, Ownership, Permit, RunObjects, StoreClock, read_or_none
-from podwatch.store.inventory import Stored, is_there
-from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
+from podwatch.store.interfaces import Author, Listed, Ownership, Permit, RunObjects, StoreClock, read_or_none
+from podwatch.store.inventory import Stored, is_stored
+from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Piece, RunKeys
 from podwatch.store.objects.errors import LeaseUnsettled as LeaseUnsettled
-from podwatch.store.objects.errors import ObjectMissing
-
-_POINTERS_TRIED = 5
+from podwatch.store.pointers import highest_pointer
 
 
 class LeaseLost(PodwatchError):  # noqa: N818
@@ -37,15 +35,15 @@ class PiecesMissing(IntegrityError):  # noqa: N818
 
 @dataclass(slots=True)
 class Publisher:
-    """One per life of podwatch. ``named``: the saves that its own pointers have named, which a listing may not show
-    yet."""
+    """One per life of podwatch. ``named``: when its own pointers last named a save, in boottime: a listing may not
+    show them yet."""
 
     store: RunObjects
     keys: RunKeys
     lease: Ownership
     clock: StoreClock
     nonce: Callable[[], str] = lambda: secrets.token_hex(4)
-    named: set[tuple[int, str]] = field(default_factory=set)
+    named: dict[tuple[int, str], float] = field(default_factory=dict)
     _seq: int = 0
     _manifests: dict[tuple[int, str], tuple[SaveManifest, bytes]] = field(default_factory=dict)
 
@@ -60,7 +58,7 @@ class Publisher:
         intent = sent.intent
         folder = self.keys.save(intent.step, intent.save_id)
         there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
-        lacks = [p.name for p in intent.objects() if not is_there(there, p.name, p.size, sent.hashes.get(p.name, "?"))]
+        lacks = [p.name for p in intent.objects() if not _is_sent(sent, there, p)]
         lacks += [INTENT] if INTENT not in there else []
         if lacks:
             raise PiecesMissing(lacks, where=f"{self.store.url}/{folder}")
@@ -93,7 +91,7 @@ class Publisher:
         if save.manifest is None or manifest_hash(data) != save.hash:
             raise IntegrityError("the manifest is not in the store any more", where=f"{self.store.url}/{folder}")
         there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
-        lacks = [p.name for p, digest in save.manifest.objects() if not is_there(there, p.name, p.size, digest)]
+        lacks = [p.name for p, digest in save.manifest.objects() if not is_stored(there, p.name, p.size, digest)]
         if lacks:
             raise PiecesMissing(lacks, where=f"{self.store.url}/{folder}")
         return len(data)
@@ -129,26 +127,15 @@ class Publisher:
     def _next_seq(self, permit: Permit, author: Author) -> int:
         """Never lower than that of any pointer, and used once in this life, whether or not its request succeeds.
         Raises LeaseLost where a pointer shows that another pod has this run."""
-        names = [name for item in self.store.list(self.keys.pointers) if (name := self.keys.parse(item.key))]
-        pointers = sorted((n for n in names if n.kind is Kind.POINTER), key=lambda n: (n.generation, n.seq))
-        for name in reversed(pointers[-_POINTERS_TRIED:]):
-            found = self._readable(f"{self.keys.root}{name.rest}")
-            if found is None or found.order != (name.generation, name.seq):
-                continue
+        found = highest_pointer(self.store, self.keys, claimed=permit.generation)
+        if found is not None:
             foreign = found.generation == permit.generation and found.writer_id != author.writer_id
             if found.generation > permit.generation or foreign:
                 what = f"another pod has published generation {found.generation} of this run"
                 raise LeaseLost(what, where=self.keys.pointers, fix="podwatch run --take-over")
             self._seq = max(self._seq, found.seq)
-            break
         self._seq += 1
         return self._seq
-
-    def _readable(self, key: str) -> RunPointer | None:
-        try:
-            return RunPointer.from_bytes(self.store.read(key, RunPointer.LARGEST))
-        except (ObjectMissing, IntegrityError):
-            return None
 
     def _point(self, save: Stored | None, size: int, author: Author, permit: Permit, seq: int) -> None:
         pointer = RunPointer(
@@ -158,8 +145,14 @@ class Publisher:
             manifest_size=size, total_bytes=0 if save is None else save.bytes,
         )  # fmt: skip
         if save is not None:
-            self.named.add(save.key)
+            self.named[save.key] = self.clock.boottime()
         data = pointer.to_bytes()
         self.store.put(self.keys.pointer(permit.generation, seq, self.nonce()), data, until=permit.until)
         with contextlib.suppress(RemoteError):  # a copy, which can be one save behind: the pointer decides
             self.store.put(self.keys.latest, data, until=permit.until)
+
+
+def _is_sent(sent: SentSave, there: Mapping[str, Listed], piece: Piece) -> bool:
+    """Whether this pod has sent it, and the store shows it as it was sent."""
+    digest = sent.hashes.get(piece.name)
+    return digest is not None and is_stored(there, piece.name, piece.size, digest)

@@ -40,23 +40,23 @@ class Remover:
     def carry_out(self, plan: RetentionPlan, inventory: Inventory) -> Removed:
         """``inventory``: that of the plan. Raises RemoteError for trouble of the store, LeaseLost, LeaseUnsettled; a
         key that cannot delete is a warning."""
-        gone: list[tuple[int, str, str]] = []
-        known = {seen.key for seen in inventory.pointers}
+        removed: list[tuple[int, str, str]] = []
+        known = {*(seen.key for seen in inventory.pointers), *inventory.forged}
         try:
             for verdict in plan.deleted:
                 if not self._is_unchanged(known):
-                    return Removed(tuple(gone), plan.blocked)
+                    return Removed(tuple(removed), plan.blocked)
                 if self._remove_save(verdict.save):
-                    gone.append((*verdict.save.key, verdict.reason))
+                    removed.append((*verdict.save.key, verdict.reason))
             for one in plan.unfinished:
                 if self._is_unchanged(known) and self._remove_unfinished(one):
-                    gone.append((*one.key, "its upload was never finished"))
+                    removed.append((*one.key, "its upload was never finished"))
             self._delete([*(seen.key for seen in plan.pointers), *plan.tmp])
         except RemoteError as error:
             if error.transient or isinstance(error, IntegrityError):
                 raise
-            return Removed(tuple(gone), f"old checkpoints stay in the store: {error.what}")
-        return Removed(tuple(gone), plan.blocked)
+            return Removed(tuple(removed), f"old checkpoints stay in the store: {error.what}")
+        return Removed(tuple(removed), plan.blocked)
 
     def _is_unchanged(self, known: set[str]) -> bool:
         """Whether no pointer was written since the plan was made."""

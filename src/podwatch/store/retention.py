@@ -1,16 +1,18 @@
 """Which saves and other objects of a run podwatch deletes from the store. Pure; for retention, for `runs archive`, and
 for what crashes left behind.
 
-Saves are ordered by (generation, seq), never by step: after a step back the newest save can have a lower step. A
+Saves are ordered by (generation, seq), never by step: after a step back the newest save can have a lower step. One
+that never was the newest has no seq: by its order alone it would replace newer ones of an earlier life of podwatch. A
 milestone is the first save at or after each multiple of ``keep_every`` in seq: later saves have higher numbers, and
 deleting others never makes another one the first. All ages are by the store's clock, whose present time is at least
 the time of the newest document.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from podwatch.store.inventory import Inventory, PointerSeen, SaveKey, Stored, Unfinished
+from podwatch.store.inventory import Inventory, SaveKey, Stored, Unfinished
+from podwatch.store.pointers import PointerSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,17 @@ def plan(
     )
 
 
-def keeps(inventory: Inventory, rules: RetentionRules, step: int, *, lineage: str, pinned: bool = False) -> bool:
-    """Whether a checkpoint that the store lacks would stay there, if it were stored now. If not, it is not uploaded,
-    and may be deleted from the disk as if it were stored."""
+def named_lately(named: Mapping[SaveKey, float], boottime: float, rules: RetentionRules) -> frozenset[SaveKey]:
+    """What this pod's own pointers named less than a day ago. Older ones every listing shows, and it alone counts:
+    else nothing that one life of podwatch published would ever be deleted by it."""
+    return frozenset(key for key, since in named.items() if boottime - since < rules.named)
+
+
+def keeps(inventory: Inventory, rules: RetentionRules, step: int, *, lineage: str) -> bool:
+    """Whether a checkpoint that the store lacks, and nobody has pinned, would stay there if it were stored now. If not,
+    it may be deleted from the disk as if it were stored."""
     newer = [s for s in inventory.saves if not s.problem and s.manifest is not None and s.manifest.lineage == lineage]
-    return pinned or sum(save.step > step for save in newer) < rules.keep_last
+    return sum(save.step > step for save in newer) < max(1, rules.keep_last)
 
 
 def _unknown(inventory: Inventory, rules: RetentionRules, now: float) -> str:
@@ -103,7 +111,7 @@ def _verdicts(
     inventory: Inventory, rules: RetentionRules, pins: Collection[int], protected: Collection[SaveKey], now: float
 ) -> Iterable[SaveVerdict]:
     whole = [save for save in inventory.saves if not save.problem]
-    last = {save.key for save in whole[-max(1, rules.keep_last) :]}
+    last = {save.key for save in [save for save in whole if save.seq][-max(1, rules.keep_last) :]}
     fixed = milestones(whole, rules.keep_every)
     for save in inventory.saves:
         until = _superseded_at(save, whole, inventory, rules)

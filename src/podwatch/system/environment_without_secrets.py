@@ -1,6 +1,10 @@
 """The environment of every child: without the store's key, podwatch's own settings and systemd's variables."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, MutableMapping
+from pathlib import Path
+
+from podwatch.system.files import read_file
 
 _SERVICE = frozenset(
     {"NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "JOURNAL_STREAM", "INVOCATION_ID", "MAINPID", "SYSTEMD_EXEC_PID",
@@ -26,3 +30,28 @@ def scrubbed_environment(environ: Mapping[str, str], *, keep_python: bool = True
         for name, value in environ.items()
         if name not in _SERVICE and not name.startswith(_PREFIXES) and (keep_python or name not in _PYTHON)
     }
+
+
+OWN = "PODWATCH_"
+CLAIMED = frozenset(
+    {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL",
+     "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"}
+)  # fmt: skip
+"""Those that podwatch itself reads. Roles, web identities and the paths of AWS's files are read by boto3, also in the
+child, under their own names; they are no secrets."""
+
+
+def claim_own(environ: MutableMapping[str, str], files: Iterable[Path]) -> None:
+    """Move the AWS_* variables that came from one of podwatch's own environment files to PODWATCH_AWS_*: so neither
+    training nor another child gets them. What the user gave to everything stays. Unreadable files give none. Blocks."""
+    for path in files:
+        try:
+            text = read_file(path).decode("utf-8", "replace")
+        except OSError:
+            continue
+        for line in re.split(r"[\r\n]", text):
+            name, equals, value = line.strip().removeprefix("export ").partition("=")
+            name, value = name.strip(), value.strip().strip("\"'")
+            if equals and name in CLAIMED and environ.get(name) == value:
+                del environ[name]
+                environ.setdefault(OWN + name, value)

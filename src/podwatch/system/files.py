@@ -124,7 +124,7 @@ def replace_in_reserved_space(
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     spare = f"{path.name}.spare"
     try:
-        _overwrite(directory, spare, data.ljust(reserved), mode)
+        overwrite_at(directory, spare, data.ljust(reserved), mode)
         permit()
         if exchange_at(directory, spare, path.name):
             try:
@@ -136,7 +136,7 @@ def replace_in_reserved_space(
         os.rename(spare, path.name, src_dir_fd=directory, dst_dir_fd=directory)
         sync_descriptor(directory)
         with contextlib.suppress(OSError):
-            _overwrite(directory, spare, b" " * reserved, mode)
+            overwrite_at(directory, spare, b" " * reserved, mode)
     finally:
         os.close(directory)
 
@@ -182,7 +182,7 @@ class ReservedSpace:
         return ""
 
 
-def _overwrite(directory: int, name: str, data: bytes, mode: int) -> None:
+def overwrite_at(directory: int, name: str, data: bytes, mode: int) -> None:
     """Write a file in place, into the blocks that it has. Durable; not atomic."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(name, flags, mode, dir_fd=directory)

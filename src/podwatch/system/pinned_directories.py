@@ -28,14 +28,13 @@ import stat
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.errors import HostError
 from podwatch.system.files import (
-    DIRECTORY_FLAGS,
     Removed,
     Tick,
+    overwrite_at,
     read_descriptor,
     remove_entry,
     rename_at,
@@ -69,24 +68,13 @@ __all__ = [
     "STAGING",
     "USER",
     "Identity",
-    "Pin",
     "PinnedTree",
     "RootReplaced",
-    "open_pinned",
     "open_regular",
 ]
 
 _DEEPEST = 64
 """Limit of nesting: no trainer nests so deep."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """A pinned root for a child process, which opens ``path`` and compares."""
-
-    path: str
-    device: int
-    inode: int
 
 
 class _Root:
@@ -259,19 +247,6 @@ class PinnedTree:
     def contains(self, path: Path) -> bool:
         """Is the path below a root, as written?"""
         return path.is_absolute() and ".." not in path.parts and self._find(path) is not None
-
-    def pins(self) -> tuple[Pin, ...]:
-        """The roots that exist, for a child process (``open_pinned``). Raises RootReplaced."""
-        found = []
-        for root in self._roots:
-            try:
-                fd = root.open()
-            except FileNotFoundError:
-                continue
-            status = os.fstat(fd)
-            os.close(fd)
-            found.append(Pin(str(root.path), status.st_dev, status.st_ino))
-        return tuple(found)
 
     @contextlib.contextmanager
     def directory(self, path: Path, *, create: bool = False, mode: int = 0o700) -> Iterator[int]:
@@ -480,16 +455,7 @@ class PinnedTree:
         """Write a file of podwatch in place, into the blocks that ``reserve`` allocated, so that it works on a full
         disk. Durable when it returns; not atomic."""
         with self.parent(path) as (directory, name):
-            fd = open_regular(directory, name, os.O_WRONLY | os.O_CREAT, mode)
-            try:
-                os.fchmod(fd, mode)
-                done = 0
-                while done < len(data):
-                    done += os.pwrite(fd, data[done:], done)
-                os.ftruncate(fd, len(data))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            overwrite_at(directory, name, data, mode)
 
     def reserve(self, path: Path, size: int, mode: int = 0o600) -> None:
         """Give a file of podwatch ``size`` bytes of allocated blocks."""
@@ -551,38 +517,6 @@ class PinnedTree:
     def close(self) -> None:
         for root in self._roots:
             root.close()
-
-
-def open_pinned(pins: Sequence[Pin], path: str, rights: Rights | None = None) -> int:
-    """In a child process: a descriptor of the directory ``path`` below one of the daemon's roots, opened with these
-    rights. No link is followed. Raises RootReplaced where a root is no longer the daemon's, HostError outside them,
-    OSError."""
-    for pin in sorted(pins, key=lambda p: -len(p.path)):
-        if path != pin.path and not path.startswith(pin.path.rstrip("/") + "/"):
-            continue
-        parts = Path(path).relative_to(pin.path).parts
-        own = own_segments(parts) if Path(pin.path).name == HIDDEN else 0
-        with applied(own_rights()):
-            fd, _ = open_path(Path(pin.path))
-        try:
-            if Identity.of(os.fstat(fd)) != Identity(pin.device, pin.inode):
-                raise RootReplaced("this directory was replaced", where=pin.path, fix="find out which user replaced it")
-            for number, name in enumerate(parts):
-                if name == "..":
-                    raise HostError("not a plain path", where=path)
-                with applied(own_rights() if number < own else rights or own_rights()):
-                    below = os.open(name, DIRECTORY_FLAGS, dir_fd=fd)
-                os.close(fd)
-                fd = below
-                if number < own:
-                    (check_users if number and name == USER else check_ours)(
-                        fd, Path(pin.path, *parts[: number + 1]), rights
-                    )
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-    raise HostError("podwatch refuses to touch a path outside the configured directories", where=path)
 
 
 # -- owners, and creation of directories -----------------------------------------------------------------------------

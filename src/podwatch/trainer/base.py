@@ -62,6 +62,11 @@ class TrainerHandle(Protocol):
         """Problems of the start that did not prevent it."""
         ...
 
+    @property
+    def age(self) -> float:
+        """Seconds since the launcher's start, by the boot's clock, which nobody sets."""
+        ...
+
     async def exit_status(self) -> ExitStatus | None:
         """Return how the launcher ended; None while it lives."""
         ...

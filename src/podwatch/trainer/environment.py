@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from podwatch.client.trusted_configuration import read_trusted
+from podwatch.config.trusted_files import read_trusted
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_named
 from podwatch.system.environment_without_secrets import scrubbed_environment

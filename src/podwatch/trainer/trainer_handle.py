@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, attached_id, observed, unobserved
-from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently
@@ -62,6 +61,10 @@ class _Trainer(ABC):
         self._clock = clock
         self._swept_at = float("-inf")
 
+    @property
+    def age(self) -> float:
+        return self.launcher.age(self._clock.boottime())
+
     @abstractmethod
     async def exit_status(self) -> ExitStatus | None: ...
 
@@ -91,10 +94,6 @@ class _Trainer(ABC):
         """How processes of the tree ended, by (pid, start ticks). Known only for those that the supervisor reaped,
         because their own parent had ended before."""
         return {}
-
-    async def sockets(self, pids: list[int]) -> Mapping[int, frozenset[int] | None]:
-        """Return the inodes of the sockets that these processes hold; None where they cannot be read."""
-        return await self._worker.call(_local_sockets, pids, timeout=_PROC_DEADLINE)
 
     async def stop(self, *, grace: float, save_grace: float, saving: Saving, max_kill_wait: float = 30.0) -> StopReport:
         """Send SIGTERM to every process of the tree, new ones included unless a save is in flight (they may belong to
@@ -280,15 +279,6 @@ class AttachedTrainer(_Trainer):
 
     async def release(self) -> None:
         """Nothing to release."""
-
-
-def _local_sockets(pids: list[int]) -> dict[int, frozenset[int] | None]:
-    found: dict[int, frozenset[int] | None] = {}
-    for pid in pids:
-        links = procfs.open_files(pid)
-        inodes = (target[8:-1] for target in (links or {}).values() if target.startswith("socket:["))
-        found[pid] = None if links is None else frozenset(int(inode) for inode in inodes if inode.isdigit())
-    return found
 
 
 def _describe(process: ProcessSample) -> str:

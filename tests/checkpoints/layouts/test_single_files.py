@@ -1,8 +1,7 @@
 """Checkpoints that are single files in a directory shared by many: catalogue, upload, restore, quarantine, removal."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -10,32 +9,32 @@ import pytest
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Site
 from podwatch.checkpoints.trainers import KINDS, make_layout
+from podwatch.config.settings import Settings
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover
 from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.event import Event
 from podwatch.recovery import quarantine
-from podwatch.sync.interfaces import RunIdentity
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
 from tests.support.checkpoints import ManualClock
 from tests.support.layout_makers import deepspeed, lightning, run
-from tests.sync.conftest import World
 
 
-class Pod(World):
+@dataclass
+class Pod:
     """A run of Lightning's on one pod."""
 
+    output: Path
+    events: list[Event] = field(default_factory=list)
+
     def __post_init__(self) -> None:
-        super().__post_init__()
-        trainer = self.settings.trainer.model_copy(update={"layout": "lightning"})
-        self.settings = self.settings.model_copy(update={"trainer": trainer})
-        self.layout = make_layout(self.settings)
+        self.output.mkdir()
+        trainer = {"layout": "lightning", "output_dir": self.output}
+        self.layout = make_layout(Settings.model_validate({"run_id": "run", "trainer": trainer}))
         self.clock = ManualClock()
         self.catalogue = Catalogue(self.layout, self.clock, settle=5.0, settle_weak=60.0)
         self.place = self.output / "checkpoints"
-
-    def identity(self) -> RunIdentity:
-        return replace(super().identity(), layout="lightning")
 
     def file(self, step: int) -> Path:
         return self.place / f"epoch=0-step={step}.ckpt"
@@ -54,10 +53,8 @@ class Pod(World):
 
 
 @pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Pod]:
-    made = Pod(tmp_path / "pod", f"file://{tmp_path}/store")
-    yield made
-    made.journal.close()
+def pod(tmp_path: Path) -> Pod:
+    return Pod(tmp_path / "out")
 
 
 def test_the_catalogue_follows_each_file(pod: Pod) -> None:
@@ -105,40 +102,6 @@ def test_a_growing_file_that_hides_its_step(pod: Pod) -> None:
     operations[-1]()
     pod.settle()
     assert pod.complete() == {20: Completeness.COMPLETE}
-
-
-async def test_a_restore_puts_the_file_beside_the_others(pod: Pod, tmp_path: Path) -> None:
-    pod.save(10, 20)
-    pod.settle()
-    syncer = pod.syncer()
-    await syncer.start()
-    await syncer.sync_now()
-    await syncer.stop()
-    other = Pod(tmp_path / "pod2", pod.store_url, writer_id="writer-2")
-    other.save(5)
-    (other.place / "notes.txt").write_text("mine")
-    report = other.restorer().fetch()
-    assert report.step == 20
-    assert report.parts == (str(other.place),)
-    assert other.file(20).read_bytes() == pod.file(20).read_bytes()
-    assert other.file(20).stat().st_mtime_ns == pod.file(20).stat().st_mtime_ns
-    assert {p.name for p in other.place.iterdir()} == {"epoch=0-step=5.ckpt", "epoch=0-step=20.ckpt", "notes.txt"}
-    assert other.restorer().fetch().downloaded_bytes == 0, "it is in place"
-    other.file(20).write_bytes(b"something else")
-    again = other.restorer().fetch()
-    assert again.set_aside == (str(other.file(20)),)
-    assert other.file(20).read_bytes() == pod.file(20).read_bytes()
-    assert other.file(5).exists()
-    other.settle()
-    assert other.complete() == {5: Completeness.COMPLETE, 20: Completeness.COMPLETE}
-    other.journal.close()
-    empty = Pod(tmp_path / "pod3", pod.store_url, writer_id="writer-3")
-    empty.restorer().fetch()
-    assert set(empty.layout.steps()) == {20}
-    report = empty.restorer().fetch(to=tmp_path / "elsewhere")
-    assert report.parts == (str(tmp_path / "elsewhere" / "checkpoint"),)
-    assert (tmp_path / "elsewhere" / "checkpoint" / "epoch=0-step=20.ckpt").is_file()
-    empty.journal.close()
 
 
 def test_quarantine_and_back(pod: Pod) -> None:

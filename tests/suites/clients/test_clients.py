@@ -3,7 +3,7 @@ through it; and what podwatch published is readable by them all."""
 
 import hashlib
 import io
-import shutil
+import json
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from b2sdk.v2 import B2Api, InMemoryAccountInfo
 
-from podwatch.domain.manifest import Manifest
+from podwatch.store.keys import MANIFEST, RunKeys
+from podwatch.store.objects.b2 import B2Access
+from podwatch.store.objects.open import open_objects
 from tests.suites.clients.conftest import FIVE_MB, Client
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
-from tests.sync.conftest import World
+from tests.support.stored_save import Shelf
 
 pytestmark = pytest.mark.timeout(600)  # each of a dozen commands of foreign programs may take two minutes
 
@@ -70,32 +72,28 @@ def test_through_a_service_that_stumbles(client: Client, server: B2Server, direc
     assert (tmp_path / "back").read_bytes() == content("large.bin", SIZES["large.bin"])
 
 
-async def test_what_podwatch_published(client: Client, server: B2Server, tmp_path: Path) -> None:
-    world = World(tmp_path / "pod", f"b2://{BUCKET}", server.url, server)
-    root = world.write_set(10, size=12_000_000)
-    shutil.copy(root / "sub" / "optim.bin", root / "sub" / "name with spaces, ümlaut + plus")
-    world.scan()
-    syncer = world.syncer()
-    await syncer.start()
-    await syncer.sync_now()
-    await syncer.stop()
-    pointer = world.pointer()
-    assert pointer is not None
-    client.download(world.keys.latest, tmp_path / "latest.json")
-    assert (tmp_path / "latest.json").read_bytes() == pointer.to_bytes()
-    client.download(pointer.manifest_key, tmp_path / "manifest.json")
-    manifest = Manifest.from_bytes((tmp_path / "manifest.json").read_bytes())
-    assert len(manifest.files) == 5
-    for file in manifest.files:
-        client.download(file.key, tmp_path / "back")
+def test_what_podwatch_stored(client: Client, server: B2Server, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "large.bin").write_bytes(content("large", 12_000_000))
+    (source / "sub" / "name with spaces, ümlaut + plus").write_bytes(b"small")
+    (source / "empty").touch()
+    access = B2Access(KEY_ID, KEY, server.url)
+    shelf = Shelf(lambda: open_objects(f"b2://{BUCKET}", access), RunKeys("run"), piece_size=FIVE_MB)
+    manifest, folder = shelf.save(10, {"trainer": source}), shelf.folder(10)
+    client.download(shelf.keys.latest, tmp_path / "latest.json")
+    assert json.loads((tmp_path / "latest.json").read_bytes())["step"] == 10
+    client.download(folder + MANIFEST, tmp_path / "manifest.json")
+    assert (tmp_path / "manifest.json").read_bytes() == manifest.to_bytes()
+    back = dict.fromkeys((file.name for file in manifest.files), b"")
+    for piece, digest in manifest.objects():
+        client.download(folder + piece.name, tmp_path / "back")
         data = (tmp_path / "back").read_bytes()
-        size = manifest.part_size
-        hashes = tuple(hashlib.sha1(data[i : i + size]).hexdigest() for i in range(0, len(data), size))
-        assert (len(data), hashes) == (file.size, file.parts_sha1), file.path
-        assert data == (root / file.path.partition("/")[2]).read_bytes()
-    assert set(client.sizes(world.keys.root)) >= {f.key.removeprefix(f"{world.keys.root}/") for f in manifest.files}
+        assert f"sha1:{hashlib.sha1(data).hexdigest()}" == digest, piece.name
+        back[piece.name.partition(".piece-")[0]] += data
+    assert back == {f"trainer/{p.relative_to(source)}": p.read_bytes() for p in source.rglob("*") if p.is_file()}
+    assert set(client.sizes(folder.rstrip("/"))) >= {piece.name for piece, _ in manifest.objects()}
     assert server.violations() == []
-    world.journal.close()
 
 
 def test_the_older_interface_of_the_sdk(server: B2Server, tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 
 from podwatch.system import procfs
 from tests.suites.container.images import REPO, Rootfs
+from tests.support import own_times
 from tests.support.daemon import PATIENCE
 
 RUN = "pod-1"
 OUTPUT = "/srv/work/outputs"
 SUPERVISOR = f"/var/lib/podwatch/{RUN}/supervisor"
+TIMES = "/srv/test-times.toml"
 LOG = f"/var/lib/podwatch/{RUN}/podwatch.log"
 # A volume of its own for the store: podwatch refuses one on the checkpoints' filesystem.
 MOUNTS = """
@@ -47,6 +49,7 @@ rescan = "0.3s"
 settle = "0.2s"
 [sync]
 store = "file:///srv/store"
+claim_wait = "1s"
 """
 
 
@@ -64,12 +67,13 @@ class Container:
         support.mkdir(parents=True)
         for name in ("__init__.py", "checkpoints.py", "creations.py", "fake_trainer.py"):
             shutil.copy(REPO / "tests/support" / name, support / name)
-        self.write("/etc/podwatch/podwatch.toml", configuration(rootfs))
+        self.configure(configuration(rootfs))
 
     # -- life
 
     def start(self, *argv: str) -> "Container":
         kept = {name: os.environ[name] for name in ("LANG", "TZ") if name in os.environ}
+        kept[own_times.VARIABLE] = TIMES
         environment = {**kept, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
         outside = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts", "sh", "-c", MOUNTS, "sh"]
         with self.log.open("ab") as log:
@@ -136,6 +140,12 @@ class Container:
         except ValueError:
             return {}
         return document
+
+    def configure(self, text: str) -> None:
+        """Write podwatch.toml, and what of it are podwatch's own times."""
+        config, times = own_times.split(text)
+        self.write("/etc/podwatch/podwatch.toml", config)
+        self.write(TIMES, times)
 
     def write(self, path: str, text: str) -> None:
         target = self.rootfs.path / path.lstrip("/")

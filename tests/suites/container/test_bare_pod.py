@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from tests.reporting.test_dead_man import Service
-from tests.suites.container.container import Container
+from tests.suites.container.container import TIMES, Container
 from tests.suites.container.images import MISSING, REPO, Rootfs, own_root
+from tests.support import own_times
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.daemon import PATIENCE
 from tests.support.ports import free_port
@@ -74,6 +75,7 @@ class Pod(Container):
         super().__init__(replace(rootfs, podwatch=PODWATCH), log)
         (rootfs.path / "etc/podwatch/podwatch.toml").unlink()
         (rootfs.path / "etc/podwatch").rmdir()
+        self.write(TIMES, own_times.split(configuration())[1])
         subprocess.run(["cp", "-r", str(wheels), str(rootfs.path / "srv/wheels")], check=True)
         self._environment = environment
 
@@ -154,7 +156,7 @@ def test_a_bare_pod_continues_a_run_whose_pod_is_gone(wheels: Path, tmp_path: Pa
     a.write(ENV_FILE, "SEED_TOKEN=1\n")
     a.write(URLS, f"{service.url}\n")
     a.file("/etc/podwatch").mkdir()
-    a.write("/etc/podwatch/podwatch.toml", configuration())
+    a.configure(configuration())
     a.boot(f"exec {PODWATCH} run")
     first = a.file(f"{OUTPUT}/checkpoints/step_{INTERVAL}/trainer/.metadata")
     a.wait(first.exists, 240, "pod A has saved a checkpoint")
@@ -179,12 +181,12 @@ def test_a_bare_pod_continues_a_run_whose_pod_is_gone(wheels: Path, tmp_path: Pa
     assert len(service.seen) == silent, "the dead-man's switch is silent"
 
     begun = time.monotonic()
-    fill = {"SEED_TOKEN": "1", "PODWATCH_FILL_HEARTBEAT": service.url}
-    b = Pod(stack.enter_context(own_root()), wheels, tmp_path / "b.log", {**key, **fill})
+    b = Pod(stack.enter_context(own_root()), wheels, tmp_path / "b.log", {**key, "SEED_TOKEN": "1"})
     stack.callback(b.close)
     assert not b.file("/etc/podwatch").exists()
     assert not b.file(SCRIPT).exists()
-    b.boot(f"exec {PODWATCH} bootstrap b2://{BUCKET} {RUN} --trust")
+    given = f"(umask 077; mkdir -p {Path(URLS).parent}; echo {service.url} > {URLS})"
+    b.boot(given, f"exec {PODWATCH} bootstrap b2://{BUCKET} {RUN} --trust")
     b.wait(lambda: b.file("/etc/podwatch/podwatch.toml").exists(), 240, "podwatch.toml is written")
     placed = time.monotonic() - begun
     b.wait(lambda: b.status().get("training", {}).get("state") == "running", DEAD_SECONDS + 300, "training runs on B")

@@ -117,10 +117,7 @@ def test_stopping_the_container_is_a_preemption(container: Container) -> None:
 
 
 def test_as_a_job_pid_1_ends_with_the_run_and_returns_its_code(container: Container) -> None:
-    container.write(
-        "/etc/podwatch/podwatch.toml",
-        configuration(container.rootfs).replace('"10"]', '"10", "--max-steps", "20"]') + 'claim_wait = "1s"\n',
-    )
+    container.configure(configuration(container.rootfs).replace('"10"]', '"10", "--max-steps", "20"]'))
     container.start(*container.rootfs.argv, "--job")
     assert container.outer.wait(180) == 0, container.said()
     assert "The run is finished" in container.said()

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.loading import load_text
-from podwatch.daemon.store_jobs import start_of
-from podwatch.domain.manifest import Keys
-from podwatch.stores.credentials import Credentials
-from podwatch.stores.open_store import open_store
-from podwatch.sync.runs.bootstrap import start_artefacts
-from tests.suites.container.container import Container
+from podwatch.daemon.backup.post_mortem import start_of
+from podwatch.store.evidence import EvidenceKeeper
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.b2 import B2Access
+from podwatch.store.objects.open import open_objects
+from podwatch.store.runs.start import start_evidence
+from tests.suites.container.container import TIMES, Container
 from tests.suites.container.images import MISSING, REPO, Rootfs, own_root
+from tests.support import own_times
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
@@ -26,7 +28,7 @@ PODS = REPO / "examples" / "pods"
 RUN = "pod-run"
 OUTPUT = "/srv/work/outputs"
 TRAINER = "/srv/tests/support/fake_trainer.py"
-CONFIG = f"""
+CONFIG, QUICK = own_times.split(f"""
 run_id = "{RUN}"
 [trainer]
 layout = "prime-rl"
@@ -35,7 +37,11 @@ cwd = "/srv/work"
 command = ["/usr/bin/python3", "-S", "{TRAINER}", "--output-dir", "{OUTPUT}", "--control", "/srv/control"]
 [sync]
 store = "b2://{BUCKET}"
-"""
+heartbeat = "5s"
+holder_patience = "10s"
+claim_wait = "1s"
+""")
+"""Each test is another pod: it waits until the one before it counts as gone."""
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +58,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B2Server]:
     """A store in which an earlier pod has left the start of its run."""
     with B2Server(tmp_path_factory.mktemp("b2")) as made:
         loaded = load_text(CONFIG, Path("/etc/podwatch/podwatch.toml"), environ={"PODWATCH_DIRECTORY": "/"})
-        store = open_store(f"b2://{BUCKET}", Credentials(KEY_ID, KEY, made.url), writer_id="earlier")
-        for one in start_artefacts(replace(start_of(loaded), directory="/")):
-            store.put_bytes(f"{Keys(RUN).artefacts('config')}{one.name}", one.data)
+        store = open_objects(f"b2://{BUCKET}", B2Access(KEY_ID, KEY, made.url))
+        EvidenceKeeper(store, RunKeys(RUN)).put(start_evidence(replace(start_of(loaded), directory="/")))
         store.close()
         yield made
 
@@ -72,10 +77,12 @@ class Pod(Container):
         super().__init__(rootfs, log)
         for gone in ("etc/podwatch", "opt/podwatch", "workspace"):
             subprocess.run(["rm", "-rf", str(rootfs.path / gone)], check=True)
+        self.write(TIMES, QUICK)
         (rootfs.path / "srv" / wheel.name).write_bytes(wheel.read_bytes())
         self.variables = {
             "B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url,
             "POD_STORE": f"b2://{BUCKET}", "POD_RUN": RUN, "POD_TRUST": "--trust", "POD_SOURCE": f"/srv/{wheel.name}",
+            own_times.VARIABLE: TIMES,
         }  # fmt: skip
 
     def text(self, name: str) -> str:

@@ -14,6 +14,7 @@ from podwatch.domain.snapshot import (
     TrainingMetrics,
     observed,
 )
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.reporting.daemon_view import Counters, DaemonView
 from podwatch.reporting.metrics import exposition, make_registry
 from tests.reporting import views
@@ -70,7 +71,7 @@ def view(minute: int) -> DaemonView:
         last_published_wall=START + (min(minute, NO_STORE.start) if minute in NO_STORE else minute) // 20 * 1200,
         uploading_step=saved,
         uploaded_bytes=minute % 20 * 2 * GB,
-        stored=frozenset({(stored, f"s{stored}")}),
+        checkpoints=(StoredCheckpoint(stored, f"s{stored}", here=f"s{stored}"),),
         upload_rate=15e6,
         calls={"A": minute * 10, "B": minute * 2, "C": minute // 10},
     )

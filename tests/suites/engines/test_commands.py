@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import own_times
 from tests.support.rig import end_all, naming
 
 yaml = pytest.importorskip("yaml", reason="needs the validators: make test-engines")
@@ -30,10 +31,17 @@ exec {sys.executable} -S {ROOT}/tests/support/fake_trainer.py --output-dir "$(ca
     --max-steps "$(cat "$here/steps")" --ckpt.interval 4 "$@"
 """
 QUICK = {
-    "PODWATCH_CHECKPOINTS__RESCAN": "0.3s", "PODWATCH_CHECKPOINTS__SETTLE": "0.2s", "PODWATCH_SYNC__CLAIM_WAIT": "1s",
     "PODWATCH_TRAINER__STOP_GRACE": "2s", "PODWATCH_TRAINER__SAVE_GRACE": "2s", "PODWATCH_HTTP__PORT": "0",
-    "PODWATCH_RECOVERY__BACKOFF_MIN": "0.1s", "PODWATCH_RECOVERY__BACKOFF_MAX": "0.5s", "NO_COLOR": "1",
+    "NO_COLOR": "1",
 }  # fmt: skip
+TIMES = """
+[times]
+"checkpoints.rescan" = "0.3s"
+"checkpoints.settle" = "0.2s"
+"sync.claim_wait" = "1s"
+"recovery.backoff_min" = "0.1s"
+"recovery.backoff_max" = "0.5s"
+"""
 
 
 class Machine:
@@ -67,7 +75,8 @@ class Machine:
     def start(self, *command: str, **environ: str) -> "subprocess.Popen[bytes]":
         path = f"{self.root / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"PATH": path, "HOME": str(self.root), "PODWATCH_RUNTIME_DIR": str(self.root / "runtime"),
-               "PODWATCH_STATE_DIR": str(self.root / "state"), "PAUSE": "0", **QUICK, **environ}  # fmt: skip
+               "PODWATCH_STATE_DIR": str(self.root / "state"), "PAUSE": "0", **QUICK,
+               **own_times.write(TIMES, self.root / "test-times.toml"), **environ}  # fmt: skip
         with self.log.open("ab") as log:
             self._started.append(
                 subprocess.Popen(command, cwd=self.app, env=own, stdin=subprocess.DEVNULL, stdout=log, stderr=log,

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.sensors.gpu import ReaderUnavailable
-from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.gpu import ReaderUnavailable, look_once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -13,11 +12,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if here in item.path.parents]
     if not ours:
         return
-    reader = NvmlReader()
     try:
-        reader.open()
+        look_once(30.0)
     except ReaderUnavailable as unavailable:
         for item in ours:
             item.add_marker(pytest.mark.skip(reason=f"no usable NVIDIA GPU here: {unavailable}"))
-    else:
-        reader.close()

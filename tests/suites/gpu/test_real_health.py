@@ -1,6 +1,6 @@
 """Health of a real card: that the driver answers these questions, or says that it does not know them."""
 
-from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.gpu import NvmlReader
 from podwatch.sensors.xid import XidInbox
 from podwatch.system.clock import SystemClock
 
@@ -10,7 +10,6 @@ REASONS = {"hw-thermal", "hw-power-brake", "sw-thermal", "hw-slowdown"}
 def test_health_of_every_card() -> None:
     inbox = XidInbox(SystemClock())
     reader = NvmlReader(inbox)
-    reader.open()
     try:
         for sample in reader.read():
             assert sample.ecc_uncorrected is None or sample.ecc_uncorrected >= 0

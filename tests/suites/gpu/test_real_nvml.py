@@ -15,8 +15,7 @@ import pytest
 
 from podwatch.domain.finding import Verdict
 from podwatch.domain.snapshot import GpuSample, GpuState, SensorState
-from podwatch.sensors.gpu import GpuSensor
-from podwatch.sensors.nvml import NvmlReader
+from podwatch.sensors.gpu import GpuSensor, NvmlReader
 from podwatch.system.clock import SystemClock
 from tests.support.detecting import watch_a_death
 
@@ -137,7 +136,7 @@ async def test_the_detector_finds_a_silent_death_on_this_card() -> None:
 
 async def test_a_look_is_quick_enough_for_the_default_rhythm() -> None:
     reader = NvmlReader()
-    reader.open()
+    reader.read()
     try:
         times = []
         for _ in range(20):

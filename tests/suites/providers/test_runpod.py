@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.domain.replacement import parse_listing
+from podwatch.controller.machines import parse_listing
 from tests.suites.providers.conftest import LABEL, PROGRAMS, Command
 from tests.support.clouds import Fault, RunPodCloud
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.suites.slurm.lab import Lab
 from tests.suites.slurm.training import GONE, PATIENCE, SlurmTraining, ends
+from tests.support import own_times
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 from tests.support.nvml import GIB, NvmlWorld, build_nvml
 from tests.support.ports import free_port
@@ -130,7 +131,7 @@ class GangTraining:
             here = f'"{self.control}/engine-$SLURMD_NODENAME.lock" "{self.control}/engine.$SLURMD_NODENAME"'
             script = f"{sys.executable} -S {ENGINE} {here} & {ranks}; code=$?; kill $!; wait $!; exit $code"
         command = ["sh", "-c", script, "torchrun", *arguments(self.output)]
-        (self.directory / "podwatch.toml").write_text(f"""
+        config, times = own_times.split(f"""
 run_id = "{self.run_id}"
 state_dir = "{self.lab.root}/disk/{self.run_id}/state"
 [trainer]
@@ -167,6 +168,8 @@ prune_to = "99%"
 [http]
 port = 0
 """)
+        (self.directory / "podwatch.toml").write_text(config)
+        self.environ |= own_times.write(times, self.directory / "test-times.toml")
 
     def with_gpus(self) -> dict[str, NvmlWorld]:
         """One busy GPU on each node, as NVML shows it, and a hang that counts after 10 s."""

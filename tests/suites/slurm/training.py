@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.suites.chaos.guarded_run import Uninterrupted, example_command
 from tests.suites.slurm.lab import Lab
+from tests.support import own_times
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "engines" / "slurm.sbatch"
@@ -43,7 +44,7 @@ class SlurmTraining:
 
     def configure(self, *more: str) -> None:
         """Write podwatch.toml. ``more``: further words of the training command."""
-        (self.directory / "podwatch.toml").write_text(f"""
+        config, times = own_times.split(f"""
 run_id = "{self.run_id}"
 state_dir = "{self.lab.root}/disk/{self.run_id}/state"
 [trainer]
@@ -76,6 +77,8 @@ prune_to = "99%"
 [http]
 port = 0
 """)
+        (self.directory / "podwatch.toml").write_text(config)
+        self.environ |= own_times.write(times, self.directory / "test-times.toml")
 
     # -- the job
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.suites.systemd.machine import Machine
+from tests.support import own_times
 from tests.support.nvml import build_nvml
 
 REPO = Path(__file__).parents[3]
@@ -13,11 +14,12 @@ PODWATCH = str(Path(sys.prefix, "bin", "podwatch"))
 ROOT = "/srv/pod"
 OUTPUT = f"{ROOT}/work/outputs"
 RUN = "night-1"
+TIMES = "/etc/podwatch/test-times.toml"
 TRAIN_UNIT = f"podwatch-train-{RUN}.service"
 SECRET = "K00-not-for-training-4711"
 ENV_SECRET = "wandb-secret-for-training-4712"
 
-CONFIG = f"""\
+CONFIG, QUICK = own_times.split(f"""\
 run_id = "{RUN}"
 
 [trainer]
@@ -50,7 +52,7 @@ name = "who"
 on = ["checkpoint"]
 command = ["sh", "-c", "id -u >> {ROOT}/work/hooks/uids"]
 user = "nobody"
-"""  # fmt: skip
+""")  # fmt: skip
 
 
 class Pod:
@@ -68,11 +70,12 @@ class Pod:
         self.run("mkdir", "-m", "1777", f"{ROOT}/work/hooks")
         build_nvml(machine.root / "srv/pod/lib")
         machine.write("/etc/podwatch/podwatch.toml", CONFIG, 0o600)
+        machine.write(TIMES, QUICK, 0o600)
         secrets = f"B2_APPLICATION_KEY_ID=0001\nB2_APPLICATION_KEY={SECRET}\n"
         machine.write("/etc/podwatch/podwatch.env", secrets, 0o600)
         machine.write("/root/train.env", f"WANDB_API_KEY={ENV_SECRET}\n", 0o600)
         test = "[Service]\nWatchdogSec=5s\nRestartSec=0.2s\n"
-        test += f"Environment=NVML_STANDIN={ROOT}/world LD_LIBRARY_PATH={ROOT}/lib\n"
+        test += f"Environment=NVML_STANDIN={ROOT}/world LD_LIBRARY_PATH={ROOT}/lib {own_times.VARIABLE}={TIMES}\n"
         machine.write("/etc/systemd/system/podwatch.service.d/50-test.conf", test)
         cards = str(REPO / "tests/suites/systemd/cards.py")
         self.run("systemd-run", "--quiet", "--unit=cards", sys.executable, cards, f"{ROOT}/world", f"{ROOT}/control")

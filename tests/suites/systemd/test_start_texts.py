@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.loading import load_text
-from podwatch.daemon.store_jobs import start_of
-from podwatch.domain.manifest import Keys
-from podwatch.stores.credentials import Credentials
-from podwatch.stores.open_store import open_store
-from podwatch.sync.runs.bootstrap import start_artefacts
+from podwatch.daemon.backup.post_mortem import start_of
+from podwatch.store.evidence import EvidenceKeeper
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.b2 import B2Access
+from podwatch.store.objects.open import open_objects
+from podwatch.store.runs.start import start_evidence
 from tests.suites.systemd.machine import MISSING, REPO, Machine, booted
+from tests.support import own_times
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
-RUN, ROOT = "vm-run", "/srv/pod"
+RUN, ROOT, TIMES = "vm-run", "/srv/pod", "/srv/test-times.toml"
 OUTPUT = f"{ROOT}/work/outputs"
-CONFIG = f"""
+CONFIG, QUICK = own_times.split(f"""
 run_id = "{RUN}"
 [trainer]
 layout = "prime-rl"
@@ -31,16 +33,19 @@ command = ["/usr/bin/python3", "-S", "{REPO}/tests/support/fake_trainer.py", "--
            "--control", "{ROOT}/control"]
 [sync]
 store = "b2://{BUCKET}"
-"""
+heartbeat = "5s"
+holder_patience = "10s"
+claim_wait = "1s"
+""")
+"""Each test is another machine: it waits until the one before it counts as gone."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[B2Server]:
     with B2Server(tmp_path_factory.mktemp("b2")) as made:
         loaded = load_text(CONFIG, Path("/etc/podwatch/podwatch.toml"), environ={"PODWATCH_DIRECTORY": "/"})
-        store = open_store(f"b2://{BUCKET}", Credentials(KEY_ID, KEY, made.url), writer_id="earlier")
-        for one in start_artefacts(replace(start_of(loaded), directory="/")):
-            store.put_bytes(f"{Keys(RUN).artefacts('config')}{one.name}", one.data)
+        store = open_objects(f"b2://{BUCKET}", B2Access(KEY_ID, KEY, made.url))
+        EvidenceKeeper(store, RunKeys(RUN)).put(start_evidence(replace(start_of(loaded), directory="/")))
         store.close()
         yield made
 
@@ -53,10 +58,14 @@ def test_a_machine_ends_up_with_a_guarding_service(text: str, server: B2Server, 
     variables = {
         "B2_APPLICATION_KEY_ID": KEY_ID, "B2_APPLICATION_KEY": KEY, "B2_ENVIRONMENT": server.url, "POD_RUN": RUN,
         "POD_STORE": f"b2://{BUCKET}", "POD_TRUST": "--trust", "POD_SOURCE": f"/srv/{wheel.name}",
+        own_times.VARIABLE: TIMES,
     }  # fmt: skip
     with booted() as machine:
         machine.show_boot_id()
         machine.run("mkdir", "-p", f"{ROOT}/work", f"{ROOT}/control")
+        machine.write(TIMES, QUICK)
+        test = f"[Service]\nEnvironment={own_times.VARIABLE}={TIMES}\n"
+        machine.write("/etc/systemd/system/podwatch.service.d/50-test.conf", test)
         (machine.root / "srv" / wheel.name).write_bytes(wheel.read_bytes())
         script = "".join(f"export {name}='{value}'\n" for name, value in variables.items())
         machine.write("/root/start.sh", script + (REPO / "examples/pods" / text).read_text())

@@ -61,7 +61,6 @@ poll = "0.25s"
 hold = "1s"
 [hang]
 floor = "4s"
-agree = "1s"
 [checkpoints]
 rescan = "0.5s"
 settle = "2s"

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.pointer_check import Found, PointerCheck, pointers
 from tests.support.store_server import ApiError
 
 ALL_CAPABILITIES = ("listBuckets", "listFiles", "readFiles", "writeFiles", "deleteFiles")
@@ -82,7 +83,7 @@ class State:
         """Bytes of bodies handed out."""
         self.recommended_part = 100_000_000
         self.violations: list[str] = []
-        self.verified: dict[tuple[str, int], list[str]] = {}
+        self._pointers = PointerCheck(_Visible(self))
         self.versions: dict[str, Version] = {}
         for path in (directory / "meta").glob("*.json"):
             version = Version(**json.loads(path.read_text()))
@@ -179,7 +180,7 @@ class State:
         """Log an event and check the promise at this very moment."""
         with self.lock:
             self.events.append({"n": len(self.events), "ep": ep, "name": name, **details})
-            named = name.endswith(("podwatch/latest.json", "/optional.json"))
+            named = name.endswith(("podwatch/latest.json", "/exports.json")) or "podwatch/pointers/" in name
             if named or ep in ("b2_delete_file_version", "b2_hide_file"):
                 self.violations += [f"after event {len(self.events) - 1} ({ep} {name}): {v}" for v in self.invariant()]
 
@@ -187,48 +188,17 @@ class State:
         return [asdict(v) for v in sorted(self.versions.values(), key=lambda v: v.number)]
 
     def invariant(self) -> list[str]:
-        """Whatever each latest.json says now, every object behind it is complete and matches."""
-        names = {v.name for v in self.versions.values() if v.name.endswith("podwatch/latest.json")}
-        broken: list[str] = []
-        for name in sorted(names):
-            newest = self.newest(name)
-            if newest is None:
-                continue
-            try:
-                self._check_pointer(json.loads(self.body(newest).read_bytes()))
-            except (KeyError, ValueError, TypeError, RecursionError, AssertionError, OSError) as error:
-                broken.append(f"{name}: {error!r}")
-        return broken
+        """Whatever the newest pointers say now, every object behind them is complete and matches."""
+        names = {v.name for v in self.versions.values() if v.action == "upload"}
+        return [problem for key in pointers(names) if (problem := self._pointers.problem(key))]
 
-    def _check_pointer(self, pointer: dict[str, Any]) -> None:
-        if pointer["step"] is None:
-            return
-        manifest = self.versions[pointer["manifest_file_id"]]
-        body = self.body(manifest).read_bytes()
-        assert manifest.action == "upload", "manifest is not there"
-        assert manifest.name == pointer["manifest_key"], "manifest has another name"
-        assert len(body) == pointer["manifest_size"], "manifest size"
-        assert hashlib.sha1(body).hexdigest() == pointer["manifest_sha1"], "manifest hash"
-        self._check_document(json.loads(body), pointer)
-        beside = self.newest(pointer["manifest_key"].removesuffix("manifest.json") + "optional.json")
-        if beside is not None:  # what no resume needs, where it was stored
-            self._check_document(json.loads(self.body(beside).read_bytes()), pointer)
 
-    def _check_document(self, doc: dict[str, Any], pointer: dict[str, Any]) -> None:
-        assert (doc["step"], doc["save_id"]) == (pointer["step"], pointer["save_id"]), "manifest of another save"
-        for file in doc["files"]:
-            version = self.versions[file["file_id"]]
-            assert version.action == "upload", f"{file['path']} is unfinished"
-            assert version.name == file["key"], f"{file['path']} has another name"
-            assert version.size == file["size"], f"{file['path']} has another size"
-            assert self._hashes(version, doc["part_size"]) == file["parts_sha1"], f"{file['path']} has other bytes"
+class _Visible:
+    """The state as the pointer check wants it."""
 
-    def _hashes(self, version: Version, part_size: int) -> list[str]:
-        known = self.verified.get((version.file_id, part_size))
-        if known is None:
-            known = []
-            with self.body(version).open("rb") as body:
-                while data := body.read(part_size):
-                    known.append(hashlib.sha1(data).hexdigest())
-            self.verified[version.file_id, part_size] = known
-        return known
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def newest(self, key: str) -> Found | None:
+        version = self._state.newest(key)
+        return None if version is None else Found(key, version.size, version.file_id, self._state.body(version))

@@ -39,8 +39,7 @@ SOURCE = Path(__file__).with_name("killpoints.c")
 ROLES = {
     "daemon": "*-m podwatch -c * run*",
     "supervisor": "*-I -S -E */supervise.py* keep *",
-    "upload": "*-m podwatch.sync.upload.child_main *",
-    "restore": "*-m podwatch.sync.restore.child_main *",
+    "transfer": "*-m podwatch.store.transfer *",
 }
 """Role -> pattern of the whole command, as the shell's ``case`` has them."""
 CALLS = ("rename", "unlink", "open", "link", "mkdir", "fsync", "truncate", "kill", "fork", "exec", "connect", "request")

@@ -22,6 +22,7 @@ from tests.drivers.detection import (
     hang_limit,
     no_step_limit,
     patience_seconds,
+    quiet_seconds,
     save_limit,
 )
 from tests.drivers.detection import FindingKind as Kind
@@ -58,7 +59,7 @@ def _hang(learned: Learned, policy: Policies, shape: Shape) -> float:
 
 def _idle(learned: Learned, policy: Policies, shape: Shape) -> float:
     """Without a request in flight idle GPUs have to stay so for 30 minutes."""
-    return max(_hang(learned, policy, shape), 3.0 * policy.hang.agree + 10.0)
+    return max(_hang(learned, policy, shape), 3.0 * quiet_seconds(policy.hang) + 10.0)
 
 
 def _patience(learned: Learned, policy: Policies, _shape: Shape) -> float:

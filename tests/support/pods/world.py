@@ -30,7 +30,6 @@ from tests.drivers.detection import (
     ProgressSample,
     ProgressSource,
     Reading,
-    RequiredExits,
     SensorState,
     ServerKind,
     Snapshot,
@@ -162,7 +161,6 @@ class World:
         self._palettes: dict[tuple[object, ...], tuple[tuple[GpuSample, ...], ...]] = {}
         self._palette: tuple[tuple[GpuSample, ...], ...] | None = None
         self._turn = 0
-        self._exits = RequiredExits()
         self._settling = SETTLING_LOOKS
         self._trainer: TrainerSample | None = None
         self._readings: dict[str, Reading[Any]] = {}
@@ -254,9 +252,8 @@ class World:
                 readings[name] = Reading(SensorState.OK, self.now, self._see[name]())
 
     def forget_readings(self) -> None:
-        """podwatch was restarted: nothing has been observed yet, and no process is missed that went before."""
+        """podwatch was restarted: nothing has been observed yet."""
         self._readings.clear()
-        self._exits = RequiredExits()
 
     def _see_gpus(self) -> tuple[GpuSample, ...]:
         palette = self._palette
@@ -292,8 +289,6 @@ class World:
     def _see_trainer(self) -> TrainerSample:
         if self._settling and self.alive:
             self._settling -= 1
-            boottime = self.now + self.boot_offset
-            exits = self._exits.look(self.processes, self.now, self.now + self.wall_offset, boottime=boottime)
             self._trainer = TrainerSample(
                 self.start_id,
                 self.supervision,
@@ -302,7 +297,6 @@ class World:
                 self.processes[0].identity if self.processes else None,
                 None,
                 self.processes,
-                exits,
                 self.finish_line,
                 ends=self.told,
             )
@@ -368,7 +362,7 @@ class World:
         by_hand = ATTACHED_ID if self.supervision is Supervision.ATTACH else ""
         self.start_id, self.started_at, self.alive, self.exit = by_hand + start_id, self.now, True, None
         self.processes, self.finish_line, self.progress, self.saving = self._born(processes), False, (), False
-        self._exits, self.told = RequiredExits(), ()
+        self.told = ()
         self.logs = None if self.logs is None else ()
         self._readings.pop("trainer", None)  # podwatch looks at another tree: of the last one nothing counts
         self.look_again()

@@ -58,6 +58,7 @@ def put_object(http: Any, signer: Key, key: str, query: Mapping[str, str]) -> No
             size=received.size,
             etag=_etag(state, received.md5),
             sha1=_kept_sha1(http, received.sha1),
+            sha256=http.headers.get("x-amz-checksum-sha256") or "",  # compared already, unless it is only echoed
             meta=_meta(http.headers),
         )
         state.happened("PutObject", key, version=version.version_id)
@@ -128,7 +129,10 @@ def get_object(http: Any, signer: Key, key: str, query: Mapping[str, str]) -> No
     mode = http.headers.get("x-amz-checksum-mode")
     if mode and not state.traits.checksum_mode:
         raise ApiError(400, "InvalidArgument", "Unsupported header 'x-amz-checksum-mode' received for this API call.")
-    if mode == "ENABLED" and version.sha1:
+    if mode == "ENABLED" and version.sha256:
+        headers["x-amz-checksum-sha256"] = version.sha256
+        headers["x-amz-checksum-type"] = "FULL_OBJECT"
+    elif mode == "ENABLED" and version.sha1:
         headers["x-amz-checksum-sha1"] = version.sha1
         headers["x-amz-checksum-type"] = "COMPOSITE" if "-" in version.sha1 else "FULL_OBJECT"
     span = None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.pointer_check import PointerCheck
+from tests.support.pointer_check import Found, PointerCheck, pointers
 
 ALL_PERMISSIONS = ("put", "get", "list", "versions", "delete")
 MINIMUM_PART = 5 << 20
@@ -68,6 +68,8 @@ class Version:
     etag: str = ""
     sha1: str = ""
     """Base64, with ``-N`` for a composite one; empty where none came."""
+    sha256: str = ""
+    """Base64; empty where none came."""
     meta: dict[str, str] = field(default_factory=dict)
     marker: bool = False
 
@@ -106,16 +108,6 @@ class Fault:
     seconds: float = 0.0
     after_bytes: int = 0
     suffix: str = ""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """As the pointer check wants it."""
-
-    key: str
-    size: int
-    identity: str
-    body: Path
 
 
 class State:
@@ -233,26 +225,16 @@ class State:
         """Log an event and check the promise at this very moment."""
         with self.lock:
             self.events.append({"n": len(self.events), "ep": ep, "name": key, **details})
-            named = key.endswith(("podwatch/latest.json", "/optional.json"))
+            named = key.endswith(("podwatch/latest.json", "/exports.json")) or "podwatch/pointers/" in key
             if named or ep == "DeleteObject":
                 self.violations += [f"after event {len(self.events) - 1} ({ep} {key}): {v}" for v in self.invariant()]
 
     def invariant(self) -> list[str]:
-        names = sorted(key for key in self.objects if key.endswith("podwatch/latest.json"))
-        return [problem for key in names if (problem := self._pointers.problem(key))]
+        return [problem for key in pointers(self.objects) if (problem := self._pointers.problem(key))]
 
-    def newest(self, key: str) -> Stored | None:
+    def newest(self, key: str) -> Found | None:
         version = self.current(key)
         return None if version is None else self._stored(version)
 
-    def version(self, key: str, file_id: str) -> Stored | None:
-        """``file_id`` as podwatch records it: a version id, or ``etag:`` and an ETag."""
-        if file_id.startswith("etag:"):
-            found = self.current(key)
-            found = found if found is not None and found.etag == file_id[5:] else None
-        else:
-            found = self.find(key, file_id)
-        return None if found is None or found.marker else self._stored(found)
-
-    def _stored(self, version: Version) -> Stored:
-        return Stored(version.key, version.size, str(version.number), self.body(version))
+    def _stored(self, version: Version) -> Found:
+        return Found(version.key, version.size, str(version.number), self.body(version))

@@ -143,14 +143,14 @@ LOG = TrainerLog(
         StepPattern(re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+Step (\d{1,12}) \|"), roles=_COLUMNS),
         StepPattern(re.compile(r"^Step (\d{1,12}) \|"), json_level="SUCCESS", roles=_COLUMNS),
     ),
-    # prime_rl/trainer/rl/train.py, orchestrator/metrics.py, utils/metrics_server.py (559b44772), monitor/file.py
-    # (v0.8.0), step lines of January 2026 (a24ec986b). "trainer_..." are of its metrics endpoint.
+    # prime_rl/trainer/rl/train.py, orchestrator/metrics.py (559b44772), monitor/file.py (v0.8.0), step lines of January
+    # 2026 (a24ec986b).
     metrics={
         "reward": ("reward/mean", "reward/all/mean"),  # until v0.7
-        "entropy": ("entropy/all/mean", "entropy/mean", "trainer_entropy"),  # from v0.5, before
-        "kl": ("mismatch_kl/all/mean", "mismatch_kl/mean", "trainer_mismatch_kl"),  # trainer against inference engine
-        "grad_norm": ("optim/grad_norm", "trainer_grad_norm"),
-        "loss": ("loss/mean", "trainer_loss"),
+        "entropy": ("entropy/all/mean", "entropy/mean"),  # from v0.5, before
+        "kl": ("mismatch_kl/all/mean", "mismatch_kl/mean"),  # trainer against inference engine
+        "grad_norm": ("optim/grad_norm",),
+        "loss": ("loss/mean",),
     },
     errors=(
         LogRule(

@@ -27,10 +27,9 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 @common
 @click.option("--throughput", is_flag=True, help="Also measure upload speed: uploads 32 MiB and deletes them.")
 @click.option("--notify", is_flag=True, help="Send a test notice to each channel of [notify].")
-@click.option("-v", "--verbose", is_flag=True, help="Also show the learned values of this run.")
 @json_option
 @given_options
-def command(where: Where, given: Given, throughput: bool, notify: bool, verbose: bool, as_json: bool) -> None:
+def command(where: Where, given: Given, throughput: bool, notify: bool, as_json: bool) -> None:
     """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration.
 
     With a command after --, as `podwatch run --job` takes it, settings that are not given are detected and shown.
@@ -59,7 +58,7 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, verbose:
             lines.append(result)
             if not as_json:
                 _print(result)
-        for result in examine(loaded.settings, throughput=throughput, verbose=verbose, send_notice=notify):
+        for result in examine(loaded.settings, throughput=throughput, send_notice=notify):
             lines.append(result)
             if not as_json:
                 _print(result)
@@ -69,16 +68,14 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, verbose:
     raise click.exceptions.Exit(code)
 
 
-def examine(
-    settings: "Settings", *, throughput: bool = False, verbose: bool = False, send_notice: bool = False
-) -> "Iterator[Line]":
+def examine(settings: "Settings", *, throughput: bool = False, send_notice: bool = False) -> "Iterator[Line]":
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
-    from podwatch.cli.check import disk, machine, notify, operator_commands, other_programs, training_command
+    from podwatch.cli.check import before_a_start, disk, machine, notify, operator_commands, training_command
     from podwatch.cli.check.report import Line, failed, sets_of
     from podwatch.cli.check.store import store
 
-    present, sets = other_programs.running(settings), sets_of(settings)
+    present, sets = before_a_start.running(settings), sets_of(settings)
     now = present.text
     checks: dict[str, Callable[[], Iterator[Line]]] = {
         "output_dir": lambda: disk.output_dir(settings),
@@ -87,17 +84,14 @@ def examine(
         "layout": lambda: training_command.layout(settings, sets),
         "command": lambda: training_command.command(settings),
         "wandb": lambda: training_command.keys(settings),
-        "vllm": lambda: training_command.vllm(settings),
         "packages": lambda: training_command.packages(settings),
         "gpu": lambda: machine.gpus(settings, now),
-        "supervise": lambda: other_programs.supervise(settings, present),
-        "leftovers": lambda: other_programs.leftovers(settings, now),
-        "other tools": lambda: other_programs.other_tools(settings),
-        "steps": lambda: other_programs.ahead(settings, now, sets),
+        "supervise": lambda: before_a_start.supervise(settings, present),
+        "leftovers": lambda: before_a_start.leftovers(settings, now),
+        "steps": lambda: before_a_start.ahead(settings, now, sets),
         "ports": lambda: machine.ports(settings, now),
         "signals": lambda: machine.signals(settings),
         "disk": lambda: disk.disk(settings, sets),
-        "files": lambda: disk.files(settings),
         "store": lambda: store(settings, throughput, sets),
         "nofile": lambda: machine.limits(settings),
         "http": lambda: machine.http(settings),
@@ -106,7 +100,7 @@ def examine(
         "hooks": lambda: operator_commands.hooks(settings),
         "checks": lambda: operator_commands.checks(settings),
         "host": lambda: machine.host(settings),
-        "pause": lambda: other_programs.remembered(settings, verbose),
+        "pause": lambda: before_a_start.paused(settings),
     }
     told: set[str] = set()
     for name, check in checks.items():

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli.check.report import Level, Line, Sets, in_time, nearest
-from podwatch.client.times_and_sizes import size
 from podwatch.config.settings import Settings
 from podwatch.daemon.paths_and_run_lock import workspace_of
+from podwatch.domain.times import size
 from podwatch.system.own_directories import Workspace
 
 LINKS_SHOWN = 4
@@ -127,17 +127,3 @@ def _peak(settings: Settings, last: int, room: int) -> Iterator[Line]:
         yield Line(
             "disk", "warn", text, "let the trainer keep fewer, or let podwatch delete the oldest before each save"
         )
-
-
-def files(settings: Settings) -> Iterator[Line]:
-    """What podwatch can observe on this filesystem about files that are being written."""
-    from podwatch.checkpoints.settle_time import probe
-
-    there = nearest(settings.trainer.output_dir.parent)
-    found = in_time(lambda: probe(there))
-    words = {True: "yes", False: "no", None: "unknown"}
-    text = (
-        f"{found.filesystem or 'unknown filesystem'}: podwatch can see unwritten ranges: {words[found.holes]}, "
-        f"file events: {words[found.inotify]}"
-    )
-    yield Line("files", "ok", text + ("; settle times are doubled" if found.slow else ""))

@@ -2,55 +2,30 @@
 
 import contextlib
 import os
-import re
-import subprocess
-import sys
+import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 
-from podwatch.cli.check.report import DEADLINE_SECONDS, Level, Line, failed, in_time
-from podwatch.client.times_and_sizes import gib
+from podwatch.cli import detect_machine
+from podwatch.cli.check.report import Level, Line, failed
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
+from podwatch.domain.times import gib
 from podwatch.recovery.gpus_and_ports_free import port_taken
-from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.supervisor_files import read_record
 
 # -- GPUs: present, and free before a start --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """Memory in bytes. ``problem``: why it cannot be read; then both values are 0."""
-
-    index: int
-    name: str
-    used: int
-    total: int
-    problem: str = ""
-
-
-def read_gpus(seconds: float = DEADLINE_SECONDS) -> list[Gpu]:
-    """Every GPU that NVML lists. ReaderUnavailable with the reason; TimeoutError if a call hangs for ``seconds`` (half
-    of that while the library loads)."""
-    from podwatch.sensors.nvml import look_once
-
-    samples = in_time(lambda: look_once(seconds / 2), seconds=seconds)
-    return [
-        Gpu(gpu.index, gpu.name, gpu.memory_used_bytes or 0, gpu.memory_total_bytes or 0, gpu.detail) for gpu in samples
-    ]
-
-
 def gpus(settings: Settings, running: str) -> Iterator[Line]:
     """``running``: the running training as text; empty if there is none."""
     wanted = sorted({*settings.gpu.inference, *settings.gpu.trainer})
     try:
-        devices = {gpu.index: gpu for gpu in read_gpus()}
+        devices = {gpu.index: gpu for gpu in detect_machine.read_gpus()}
     except TimeoutError:
         yield Line("gpu", "fail", "NVML does not answer: the driver hangs", "read dmesg; if that fails, reboot the pod")
         return
@@ -63,12 +38,14 @@ def gpus(settings: Settings, running: str) -> Iterator[Line]:
             known = ", ".join(map(str, devices)) or "none"
             yield Line("gpu", "fail", f"GPU {index} of [gpu] not found (this machine has: {known})", "correct [gpu]")
     for index, gpu in devices.items():
-        if gpu.problem:
+        used = gpu.memory_used_bytes
+        if gpu.detail or used is None:
             fix = "check whether nvidia-smi shows its memory; podwatch needs it to detect a silent death"
-            yield Line("gpu", "fail" if index in wanted else "warn", f"GPU {index}: {gpu.name}, {gpu.problem}", fix)
+            problem = gpu.detail or "its memory cannot be read"
+            yield Line("gpu", "fail" if index in wanted else "warn", f"GPU {index}: {gpu.name}, {problem}", fix)
             continue
-        text = f"GPU {index}: {gpu.name}, {gib(gpu.used)} of {gib(gpu.total)} used"
-        if running or (wanted and index not in wanted) or gpu.used <= settings.gpu.release_margin:
+        text = f"GPU {index}: {gpu.name}, {gib(used)} of {gib(gpu.memory_total_bytes)} used"
+        if running or (wanted and index not in wanted) or used <= settings.gpu.release_margin:
             yield Line("gpu", "ok", text)
         else:
             # The same threshold as recovery before a start.
@@ -86,21 +63,6 @@ _CAP_SYS_PTRACE = 19
 _SIGTERM_BIT = 1 << (15 - 1)
 
 
-_RAISE = """
-import resource, sys
-wanted = int(sys.argv[1])
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-for pair in ((wanted, max(hard, wanted)), (min(wanted, hard), hard)):
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, pair)
-        break
-    except (OSError, ValueError):
-        pass
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-"""
-"""The supervisor's ``raise_nofile``, tried in a short-lived process."""
-
-
 def limits(settings: Settings) -> Iterator[Line]:
     """The open-file limit that training would get (tried), and the limit of running training."""
     wanted = settings.trainer.nofile
@@ -111,13 +73,13 @@ def limits(settings: Settings) -> Iterator[Line]:
             f"raise the hard limit where the pod is started (docker run --ulimit nofile={wanted}:{wanted},"
             f" LimitNOFILE={wanted} in the unit), or lower trainer.nofile"
         )
-        yield Line("nofile", "fail", f"training needs {wanted} open files but gets only {got} (tried)", fix)
+        yield Line("nofile", "fail", f"training needs {wanted} open files but gets only {got}", fix)
     elif wanted < 65_536:
         yield Line("nofile", "warn", f"training gets {wanted} open files; vLLM wants 65,536", "raise trainer.nofile")
     elif got < wanted:
         yield Line("nofile", "ok", f"{wanted} open files: systemd sets the limit for the unit (this shell has {got})")
     else:
-        yield Line("nofile", "ok", f"training gets {wanted} open files (tried)")
+        yield Line("nofile", "ok", f"training gets {wanted} open files")
     lowest = _running_limit(settings)
     if lowest is not None and lowest[0] < wanted:
         limit, name = lowest
@@ -130,13 +92,14 @@ def limits(settings: Settings) -> Iterator[Line]:
 
 
 def _tried(wanted: int) -> int:
-    """The soft limit that a child of this process gets; 0 if the trial fails."""
-    command = [sys.executable, "-I", "-S", "-c", _RAISE, str(wanted)]
+    """The soft limit that the supervisor can set, tried on this process and taken back."""
+    before = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=DEADLINE_SECONDS, check=True, env={}, cwd="/")
-        return int(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return 0
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(hard, wanted)))
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    except (OSError, ValueError):
+        return min(wanted, hard)
+    return wanted
 
 
 def _running_limit(settings: Settings) -> tuple[int, str] | None:
@@ -152,11 +115,9 @@ def _running_limit(settings: Settings) -> tuple[int, str] | None:
         return None
     found = []
     for process in tree:
-        with contextlib.suppress(OSError, psutil.Error):
-            text = Path(f"/proc/{process.pid}/limits").read_text()
-            match = re.search(r"^Max open files +(\d+)", text, re.MULTILINE)
-            if match is not None:
-                found.append((int(match[1]), f"pid {process.pid}, {process.name()}"))
+        with contextlib.suppress(psutil.Error):
+            soft, _ = process.rlimit(psutil.RLIMIT_NOFILE)
+            found.append((soft, f"pid {process.pid}, {process.name()}"))
     return min(found, default=None)
 
 
@@ -200,9 +161,7 @@ def ports(settings: Settings, now: str) -> Iterator[Line]:
 
 def signals(settings: Settings) -> Iterator[Line]:
     """The corroborating signals of this pod. Without one podwatch does not restart training."""
-    seen = ["the trainer's exit", "step lines and checkpoints"]
-    if settings.inference.urls or settings.inference.discover:
-        seen.append("the inference server's health")
+    seen = ["the trainer's exit", "step lines and checkpoints", "the inference server's health"]
     if settings.http.enabled:
         seen.append("progress pings")
     if _may_see_contexts(settings):
@@ -216,15 +175,14 @@ def signals(settings: Settings) -> Iterator[Line]:
 
 def _may_see_contexts(settings: Settings) -> bool:
     """Whether CUDA contexts of training are visible: of another user's processes only with CAP_SYS_PTRACE."""
-    effective = next(
-        (
-            int(line.split()[1], 16)
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if line[:7] == "CapEff:"
-        ),
-        0,
-    )
-    return bool(effective >> _CAP_SYS_PTRACE & 1) or not settings.trainer.user
+    capable = bool(_mask(Path("/proc/self/status"), "CapEff") >> _CAP_SYS_PTRACE & 1)
+    return capable or not settings.trainer.user
+
+
+def _mask(status: Path, name: str) -> int:
+    """A set of bits in a process's status file. OSError."""
+    lines = (line.partition(":") for line in status.read_text().splitlines())
+    return next((int(value, 16) for field, _, value in lines if field == name), 0)
 
 
 def host(settings: Settings) -> Iterator[Line]:
@@ -233,19 +191,15 @@ def host(settings: Settings) -> Iterator[Line]:
         return
     fix = "use `podwatch run --detach`, or make `podwatch run` the container's command"
     yield Line("systemd", "warn", "not available (a container?)", fix)
-    if not _hears_sigterm():
+    if not _handles_sigterm():
         text = "PID 1 ignores SIGTERM: podwatch gets no preemption notice when this container is stopped"
         fix = "make `podwatch run` the container's command, or call `podwatch preempt` from the provider's hook"
         yield Line("preemption", "warn", text, fix)
 
 
-def _hears_sigterm() -> bool:
+def _handles_sigterm() -> bool:
     """Whether PID 1 has a SIGTERM handler: without one the kernel drops the signal for PID 1."""
-    if procfs.read_stat(1) is None:
-        return True
     try:
-        lines = Path("/proc/1/status").read_text().splitlines()
+        return bool(_mask(Path("/proc/1/status"), "SigCgt") & _SIGTERM_BIT)
     except OSError:
         return True
-    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), _SIGTERM_BIT)
-    return bool(caught & _SIGTERM_BIT)

@@ -102,15 +102,14 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
     plan = wandb_plan(settings, settings.state_dir / settings.run_id)
     try:
         plan.check_python()
-        found, why = _wandb_version(plan)
+        found = _wandb_version(plan)
     except PodwatchError as error:
         yield failed("wandb run", error)
         return
     if not found:
+        who = f", or {plan.user} cannot run it" if plan.user else ""
         fix = "set wandb.python to the trainer's Python, or install podwatch[wandb]"
-        if why:
-            fix = f"set wandb.python to a Python that {plan.user} can run, such as the trainer's"
-        yield Line("wandb run", "fail", why or f"{plan.python} has no wandb", fix)
+        yield Line("wandb run", "fail", f"{plan.python} has no wandb{who}", fix)
         return
     mode = plan.environment(os.environ).get("WANDB_MODE", "online")
     if mode == "disabled":
@@ -119,31 +118,24 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
         return
     where = f"in {plan.place}" if mode == "offline" else f"in the project {plan.project}"
     yield Line("wandb run", "ok", f"podwatch's own run: wandb {found}, {mode}, {where}")
-    if send and settings.wandb.alerts:
+    if send:
         run = WandbRun(plan, SystemClock())
         yield _sent(run, settings.run_id, run)
 
 
-def _wandb_version(plan: "WandbPlan") -> tuple[str, str]:
-    """The version of wandb in that Python, without the slow import, or empty; and what the child's user cannot read.
-    Asked as this user. Raises HostError if podwatch cannot work as this user."""
-    from podwatch.reporting.wandb import CHILD
+def _wandb_version(plan: "WandbPlan") -> str:
+    """The version of wandb in that Python, without the slow import, asked as the child's user; empty without one.
+    Raises HostError if podwatch cannot work as this user."""
     from podwatch.system.child import working_as
 
-    ask = "import sys, importlib.metadata as m; print(m.version('wandb')); open(sys.argv[1]).close()"
-    argv = [plan.python, "-I", "-c", ask, str(CHILD)]
+    argv = [plan.python, "-I", "-c", "import importlib.metadata as m; print(m.version('wandb'))"]
     given: dict[str, Any] = {"env": plan.environment(os.environ), "cwd": "/"}
     try:
         with working_as(plan.user) as account:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=20, check=False, **given, **account)
-    except PermissionError:
-        return "", f"user {plan.user} cannot execute {plan.python}" if account else ""
     except (OSError, subprocess.TimeoutExpired):
-        return "", ""
-    version = done.stdout.strip()
-    if done.returncode and version:
-        return "", f"user {plan.user} cannot read {CHILD}"
-    return ("", "") if done.returncode else (version, "")
+        return ""
+    return "" if done.returncode else done.stdout.strip()
 
 
 def _sent(channel: "Channel", run_id: str, own: "WandbRun | None" = None) -> Line:

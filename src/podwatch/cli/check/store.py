@@ -3,20 +3,20 @@
 import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from statistics import median
 
 from podwatch.cli.check.report import Line, Sets, in_time
-from podwatch.cli.offline import credentials
-from podwatch.client.times_and_sizes import size, span
+from podwatch.cli.offline import store_access
 from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.stores.base import ObjectStore, StoredObject
-from podwatch.stores.open_store import open_store, same_filesystem
-from podwatch.stores.s3_features import Features
-from podwatch.sync.upload.child_job import keys_for
+from podwatch.domain.times import size, span
+from podwatch.store.keys import RunKeys
+from podwatch.store.objects.base import Checked, Objects
+from podwatch.store.objects.directory import is_on_file_system_of
+from podwatch.store.objects.open import open_objects, parse_url
 
 SKEW_SECONDS = 120.0
 """Ages in `status`, and the watch over another pod's heartbeat, tolerate this skew."""
@@ -32,21 +32,21 @@ def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
             "store", "warn", "NOT BACKED UP: no store is configured", "set [sync] store: a bucket or another disk"
         )
         return
-    if same_filesystem(url, settings.trainer.output_dir):
+    place = parse_url(url)
+    if place.path is not None and is_on_file_system_of(url, settings.trainer.output_dir):
         yield Line("store", "fail", f"{url} is on the filesystem of output_dir", "use another disk, or a bucket")
         return
-    opened = open_store(url, credentials(settings), writer_id="check", connections=PIECES)
+    keys = RunKeys(settings.run_id, place.prefix)
+    opened = open_objects(url, store_access(settings), connections=PIECES)
     try:
-        warnings = in_time(opened.check, seconds=60.0)
-        yield Line("store", "ok", f"{opened.url} is usable")
-        if found := found_out(opened.features):
-            yield Line("store", "ok", found)
-        for warning in warnings:
+        checked = in_time(lambda: opened.check(keys.root), seconds=60.0)
+        yield Line("store", "ok", f"{opened.url} is usable{_refuses(checked)}")
+        for warning in checked.warnings:
             yield Line("store", "warn", warning, "see docs/sync.md")
-        if opened.clock_skew is not None:
-            yield _clock(opened.clock_skew)
+        if checked.skew is not None:
+            yield _clock(checked.skew)
         if throughput:
-            yield from _throughput(settings, opened, sets())
+            yield from _throughput(opened, keys, sets())
     except TimeoutError:
         fix = "check the network; without a store podwatch still guards training, but uploads nothing"
         yield Line("store", "fail", f"{opened.url} does not answer", fix)
@@ -54,23 +54,13 @@ def store(settings: Settings, throughput: bool, sets: Sets) -> Iterator[Line]:
         opened.close()
 
 
-_CHECKS = {"sha1": "SHA-1", "sha256": "SHA-256", "md5": "MD5"}
+_HASHES = {"sha1": "SHA-1", "sha256": "SHA-256", "md5": "MD5"}
 
 
-def found_out(features: Mapping[str, object]) -> str:
-    """What trying the store out showed, in one line; empty for a store where there is nothing to find out."""
-    if "part_checks" not in features:
-        return ""
-    known = Features.from_json(features)
-    if known is None:
-        return ""
-    checks = ", ".join(_CHECKS[check] for check in known.part_checks) or "no checksum"
-    parts = [f"it refuses wrong data by {checks}"]
-    parts += ["its ETag is the MD5 of the data"] if known.etag_md5 else []
-    works = known.create and known.replace
-    parts.append("conditional writes work" if works else "no conditional writes (docs/two-pods.md)")
-    parts.append("it keeps versions" if known.versioned else "no versions")
-    return f"tried out at {features.get('endpoint')}: {'; '.join(parts)}"
+def _refuses(checked: Checked) -> str:
+    """What a wrong hash did; empty where it was stored, which is one of the warnings."""
+    name = _HASHES.get(checked.verifies, checked.verifies)
+    return f": it refuses data with a wrong {name}" if name else ""
 
 
 def _clock(skew: float) -> Line:
@@ -81,12 +71,12 @@ def _clock(skew: float) -> Line:
     return Line("clock", "ok", "this machine's clock matches the store's")
 
 
-def _throughput(settings: Settings, opened: ObjectStore, sets: tuple[CheckpointSet, ...]) -> Iterator[Line]:
+def _throughput(opened: Objects, keys: RunKeys, sets: tuple[CheckpointSet, ...]) -> Iterator[Line]:
     from podwatch.domain.checkpoint import newest_complete
 
-    rate = in_time(lambda: measure(opened, keys_for(settings.sync.store, settings.run_id).measurements), seconds=300.0)
+    rate = in_time(lambda: measure(opened, keys.tmp), seconds=300.0)
     newest = newest_complete(sets)
-    gap = _save_gap(settings, sorted(s.changed_wall for s in sets if s.complete))
+    gap = _save_gap(sorted(s.changed_wall for s in sets if s.complete))
     if newest is None or gap is None:
         why = "there is no checkpoint yet" if newest is None else "the time between two saves is not known yet"
         yield Line("throughput", "ok", f"measured {size(rate)}/s; nothing to compare with: {why}")
@@ -105,38 +95,23 @@ def verdict(rate: float, size_bytes: int, gap: float) -> Line:
     return Line("throughput", "warn", text, "save less often, or accept that the other saves exist on this pod only")
 
 
-def measure(opened: ObjectStore, prefix: str) -> float:
+def measure(opened: Objects, prefix: str) -> float:
     """Bytes per second of a parallel upload of a few probe objects, which are deleted again. RemoteError."""
-    name, data = f"{prefix}{secrets.token_hex(8)}", secrets.token_bytes(PIECE_BYTES)
-    written: list[StoredObject] = []
+    data = secrets.token_bytes(PIECE_BYTES)
+    first, *names = (f"{prefix}{secrets.token_hex(8)}-{n}" for n in range(PIECES + 1))
     try:
         with ThreadPoolExecutor(PIECES) as pool:
-            opened.put_bytes(f"{name}-0", data[:1024])  # the first call authorizes
+            opened.put(first, data[:1024])  # the first call authorizes
             began = time.monotonic()
-            for sent in [pool.submit(opened.put_bytes, f"{name}-{n}", data) for n in range(1, PIECES + 1)]:
-                written.append(sent.result())
+            for sent in [pool.submit(opened.put, name, data) for name in names]:
+                sent.result()
             took = time.monotonic() - began
     finally:
-        for there in opened.versions(f"{name}-"):
-            opened.delete(there)
+        opened.delete([first, *names])
     return PIECES * PIECE_BYTES / max(took, 1e-6)
 
 
-def _save_gap(settings: Settings, walls: list[float]) -> float | None:
-    """Seconds between two saves: learned, else from the checkpoints on this pod."""
-    from podwatch.daemon.components import LEARNED
-    from podwatch.detection.learned import Learned
-    from podwatch.journal.journal import Journal
-
-    path = settings.state_dir / settings.run_id / "journal.sqlite"
-    if path.exists():
-        journal = Journal.open(path, read_only=True)
-        try:
-            kept = journal.learned(LEARNED)
-        finally:
-            journal.close()
-        learned = (Learned.kept(kept) or Learned()).median_save_gap_seconds
-        if learned:
-            return learned
+def _save_gap(walls: list[float]) -> float | None:
+    """Seconds between two saves, by the checkpoints on this pod."""
     gaps = [later - earlier for earlier, later in pairwise(walls) if later > earlier]
     return median(gaps) if gaps else None

@@ -10,13 +10,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from podwatch.checkpoints.command import Command
-from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.trainers import concerns, make_layout, recognised, site_of
-from podwatch.checkpoints.trainers.prime_rl_run import hints
 from podwatch.cli.check.report import Level, Line, Sets, failed, in_time
-from podwatch.client.times_and_sizes import span
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub_argv
@@ -43,9 +40,7 @@ def command(settings: Settings) -> Iterator[Line]:
             yield Line("command", "fail", f"user {trainer.user} not found", "correct trainer.user")
             return
     environment = _environment(settings)
-    yield from _program(trainer.command[0], settings, environment, cwd, name="command")
-    if trainer.command[0] != "uv" and "uv" not in trainer.command and _layout_name(settings) == "prime-rl":
-        yield from _uv(settings, environment, cwd)
+    yield from _program(trainer.command[0], settings, environment, cwd)
     if Command(trainer.command, cwd).hides_exit_code():
         yield Line("command", "warn", "a pipe hides the exit code of a crash", "start the script with set -o pipefail")
 
@@ -55,9 +50,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     return build_environment(os.environ, trainer.env, trainer.env_file, user=trainer.user)
 
 
-def _program(
-    program: str, settings: Settings, environment: Mapping[str, str], cwd: Path, *, name: str
-) -> Iterator[Line]:
+def _program(program: str, settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterator[Line]:
     path = environment.get("PATH", "")
     wanted = str(cwd / program) if "/" in program else program
     found = shutil.which(wanted, path=path)
@@ -65,25 +58,14 @@ def _program(
         fix = "use an absolute path, or set PATH in trainer.env"
         if shutil.which(wanted):
             fix = f"it is in {Path(shutil.which(wanted) or '').parent}, which is not in training's PATH: {fix}"
-        yield Line(name, "fail", f"{program} not found", fix)
+        yield Line("command", "fail", f"{program} not found", fix)
         return
-    yield Line(name, "ok", f"{found}, in {cwd}" if name == "command" else found)
+    yield Line("command", "ok", f"{found}, in {cwd}")
     given = "PATH" in settings.trainer.env or path != os.environ.get("PATH")
     serviceable = "/" in program or given or shutil.which(program, path=SERVICE_PATH) is not None
     if not serviceable and Path("/run/systemd/system").is_dir():
         text = f"{program} is only in this shell's PATH, not in the PATH of a systemd service"
-        yield Line(name, "warn", text, f"set PATH in trainer.env, with {Path(found).parent} in it")
-
-
-def _uv(settings: Settings, environment: Mapping[str, str], cwd: Path) -> Iterator[Line]:
-    """For a command without uv: launchers of early prime-rl start the inference server and the orchestrator with
-    ``uv run``, later ones do not. The version is not known for sure, so a missing uv is only a warning."""
-    lines = list(_program("uv", settings, environment, cwd, name="uv"))
-    if all(line.level == "ok" for line in lines):
-        yield from lines
-    elif in_time(lambda: hints(command_of(site_of(settings)), "")).variant != "B":
-        text = "uv not found; prime-rl of early 2026 starts its inference server and its orchestrator with uv"
-        yield Line("uv", "warn", text, "if you use that version, set PATH in trainer.env, with uv's directory in it")
+        yield Line("command", "warn", text, f"set PATH in trainer.env, with {Path(found).parent} in it")
 
 
 def keys(settings: Settings) -> Iterator[Line]:
@@ -100,53 +82,11 @@ def keys(settings: Settings) -> Iterator[Line]:
         in_netrc = False
     if mode in ("offline", "disabled", "dryrun"):
         yield Line("wandb", "ok", f"WANDB_MODE={mode}: no key is needed")
-    elif offline := _told_offline(settings):
-        yield Line("wandb", "ok", f"{offline}: no key is needed")
     elif environment.get("WANDB_API_KEY") or in_netrc:
         yield Line("wandb", "ok", "key found" + ("" if environment.get("WANDB_API_KEY") else f" (in {netrc})"))
     else:
         text = "training has no W&B key: if it logs to W&B, it fails at its start"
         yield Line("wandb", "warn", text, "put WANDB_API_KEY into trainer.env_file, or WANDB_MODE into trainer.env")
-    if environment.get("WANDB_RUN_ID") and _layout_name(settings) == "prime-rl":
-        text = "WANDB_RUN_ID is set for training: prime-rl before v0.5.0 has two W&B runs, and both would use this id"
-        yield Line("wandb", "warn", text, "remove it: podwatch passes the right ids for each version")
-
-
-def _told_offline(settings: Settings) -> str:
-    """Where the command, or a file that it names, switches W&B to offline; empty if neither does."""
-    training, names = command_of(site_of(settings)), ("wandb.offline", "trainer.wandb.offline")
-    if training.has(*names) and (training.given(*names) or "").lower() not in ("false", "no", "0"):
-        return "the command has --wandb.offline"
-    offline = not training.has(*names) and training.configured(*names) is True
-    return "the trainer's configuration has wandb.offline = true" if offline else ""
-
-
-def vllm(settings: Settings) -> Iterator[Line]:
-    """Environment variables of vLLM that change what podwatch can observe."""
-    if not settings.trainer.command:
-        return
-    environment = _environment(settings)
-    found = _vllm_version(settings)
-    if found:
-        yield Line("vllm", "ok", f"vLLM {found} in {settings.trainer.cwd or settings.trainer.output_dir.parent}/.venv")
-    if environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1":
-        text = "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1: the server survives a dead engine and answers 503"
-        yield Line("vllm", "warn", text, "remove it: podwatch uses the server's end as a signal of a dead engine")
-    prefix = environment.get("VLLM_PROCESS_NAME_PREFIX", "VLLM")
-    if prefix != "VLLM":
-        text = f"VLLM_PROCESS_NAME_PREFIX={prefix}: podwatch recognises the engine's processes by VLLM:: only"
-        yield Line("vllm", "warn", text, "remove it, so that podwatch sees the end of the engine")
-    ready = environment.get("VLLM_ENGINE_READY_TIMEOUT_S", "")
-    if ready.isdigit() and int(ready) > settings.trainer.startup_patience:
-        patience = span(settings.trainer.startup_patience)
-        text = f"VLLM_ENGINE_READY_TIMEOUT_S={ready} is longer than trainer.startup_patience ({patience})"
-        yield Line("vllm", "warn", text, f'set startup_patience to "{int(ready) + 600}s"')
-
-
-def _vllm_version(settings: Settings) -> str:
-    root = settings.trainer.cwd or settings.trainer.output_dir.parent
-    names = sorted(path.name for path in root.glob(".venv/lib/python3.*/site-packages/vllm-*.dist-info"))
-    return names[-1].removeprefix("vllm-").removesuffix(".dist-info") if names else ""
 
 
 def packages(settings: Settings) -> Iterator[Line]:
@@ -168,13 +108,6 @@ def packages(settings: Settings) -> Iterator[Line]:
         yield Line("packages", "warn", f"podwatch is installed in the trainer's environment ({own})", fix)
     else:
         yield Line("packages", "ok", f"podwatch has its own environment ({own})")
-
-
-def _layout_name(settings: Settings) -> str:
-    try:
-        return in_time(lambda: make_layout(settings)).name
-    except (PodwatchError, OSError):
-        return ""
 
 
 def layout(settings: Settings, sets: Sets) -> Iterator[Line]:

@@ -168,9 +168,10 @@ class Objects(Protocol):
         """What is there now below ``prefix``, in the order of keys. More than ``limit`` raises ObjectTooLarge."""
         ...
 
-    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
-        """Delete every version of these objects, in this order. Absent is success. One listing of what the keys'
-        common folder holds, then a free call for each version. ``until`` as for ``put``."""
+    def delete(self, keys: Sequence[str], *, older: bool = False, until: float = math.inf) -> None:
+        """Delete every version of these objects, in this order; ``older``: those that a newer one has replaced, which
+        some stores keep. Absent is success. One listing of what the keys' common folder holds, then a free call for
+        each version. ``until`` as for ``put``."""
         ...
 
     def check(self, prefix: str) -> Checked:
@@ -315,7 +316,7 @@ class HttpObjects:
     def list(self, prefix: str, limit: int = MOST_LISTED) -> Iterator[ObjectInfo]:
         return self._ordered(self._pages(prefix, versions=False), prefix, limit)
 
-    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
+    def delete(self, keys: Sequence[str], *, older: bool = False, until: float = math.inf) -> None:
         wanted = {check_relative_path(key): list[str]() for key in keys}
         if not wanted:
             return
@@ -327,9 +328,9 @@ class HttpObjects:
         except StoreRefused as error:
             if error.kind not in ("unsupported", "permission"):
                 raise
-            wanted = {key: [""] for key in wanted}  # without versions, or without the right to list them
+            wanted = {} if older else {key: [""] for key in wanted}  # without versions, or the right to list them
         for key, versions in wanted.items():
-            for version in reversed(versions):  # the oldest first: the name never shows an older one
+            for version in reversed(versions[1:] if older else versions):  # the name never shows an older one
                 with self._about(key):
                     self._persist(partial(self._delete, key, version), until=until)
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.safe_names import check_relative_path
@@ -53,6 +54,12 @@ class DirectoryObjects:
         self._swept = False
         self._durable: set[str] = {""}
         """Folders whose names survive a crash of the machine."""
+
+    def make_root(self) -> None:
+        """Make the directory for a new store; only where its parent exists: what is missing above it can be a volume
+        that is not mounted. Nothing is raised: the first request says what is wrong."""
+        with suppress(OSError):
+            self.root.mkdir()
 
     def put(
         self, key: str, source: Source, hashes: Mapping[str, str] | None = None, *, until: float = math.inf
@@ -146,8 +153,8 @@ class DirectoryObjects:
                 except (IntegrityError, FileNotFoundError, NotADirectoryError):
                     continue  # no name of ours, or deleted meanwhile
 
-    def delete(self, keys: Sequence[str], *, until: float = math.inf) -> None:
-        for key in keys:
+    def delete(self, keys: Sequence[str], *, older: bool = False, until: float = math.inf) -> None:
+        for key in () if older else keys:  # a file has one version
             folder, _, name = check_relative_path(key).rpartition("/")
             with self._errors(key):
                 try:
@@ -165,7 +172,7 @@ class DirectoryObjects:
 
     def check(self, prefix: str) -> Checked:
         with self._errors(prefix):
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.make_root()
         key = f"{prefix}tmp/check-{secrets.token_hex(6)}"
         self.put(key, b"podwatch")
         if self.read(key) != b"podwatch" or key not in {item.key for item in self.list(key)}:
@@ -188,11 +195,8 @@ class DirectoryObjects:
         try:
             if not self._swept:
                 self._sweep(folder)
-            name = secrets.token_hex(8)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.open(name, flags, 0o600, dir_fd=folder)
+            file, name = self._locked(folder)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
                 yield file, folder, name
             finally:
                 os.close(file)
@@ -200,6 +204,22 @@ class DirectoryObjects:
                     os.unlink(name, dir_fd=folder)
         finally:
             os.close(folder)
+
+    def _locked(self, folder: int) -> tuple[int, str]:
+        """A new file and its name. A sweep of another process can take it between its creation and its lock: one that
+        has no name any more is left for the next."""
+        while True:
+            name = secrets.token_hex(8)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(name, flags, 0o600, dir_fd=folder)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file).st_nlink:
+                    return file, name
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
 
     def _sweep(self, folder: int) -> None:
         self._swept = True
@@ -278,13 +298,11 @@ class DirectoryObjects:
         """Walks down from the root, which has to be the one that was there before: a file system that is not mounted
         any more leaves an empty directory, and what is written there is no backup."""
         if create and self._inode is None:
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.make_root()
         try:
             root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self._inode is None:
-                raise
-            raise OSError(errno.ENODEV, "its directory is not there any more") from None
+            raise OSError(errno.ENODEV, "its directory does not exist") from None
         try:
             inode = os.fstat(root).st_ino  # a remount can change the device
             self._inode = self._inode or inode
@@ -318,3 +336,16 @@ class DirectoryObjects:
             fix = "check that the directory is mounted and writable"
             what = f"the store cannot be used: {error.strerror or error}"
             raise StoreOutage(what, where=self._where(key), fix=fix) from error
+
+
+def is_on_file_system_of(url: str, path: Path) -> bool:
+    """Whether the directory of ``file://`` is, or would be made, on the file system of ``path``: then it is no
+    backup."""
+    return _device(Path(unquote(urlsplit(url).path))) == _device(path)
+
+
+def _device(path: Path) -> int:
+    for candidate in (path, *path.parents):
+        with suppress(OSError):
+            return candidate.stat().st_dev
+    return -1

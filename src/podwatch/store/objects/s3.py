@@ -6,7 +6,6 @@ Each request is a presigned URL: against ``put_object`` of the library that is t
 
 import base64
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -131,6 +130,16 @@ def _session(access: S3Access, transport: Transport) -> Any:
     )  # fmt: skip
 
 
+def finds_credentials(access: S3Access) -> bool:
+    """Whether there are any, in ``access`` or where AWS's tools look. Can ask the machine for some seconds. Raises
+    PermissionDenied."""
+    transport = Transport(1, ca=access.ca)
+    try:
+        return _session(access, transport).get_credentials() is not None
+    finally:
+        transport.close()
+
+
 class S3Objects(HttpObjects):
     mark = "ETag"
 
@@ -180,7 +189,7 @@ class S3Objects(HttpObjects):
         if frozen is None or frozen.secret_key == self._hidden:
             return
         if frozen.token:
-            register_temporary(frozen.secret_key, frozen.token, frozen.access_key, now=time.monotonic())
+            register_temporary(frozen.secret_key, frozen.token, frozen.access_key)
         else:
             register(frozen.secret_key, frozen.access_key)
         self._hidden = frozen.secret_key
@@ -326,11 +335,11 @@ class S3Objects(HttpObjects):
             found = [
                 ObjectInfo(plain(row["Key"]), int(row.get("Size") or 0), row["LastModified"].timestamp(),
                            str(row.get("VersionId") or row.get("ETag") or "").strip('"'))
-                for row in rows
+                for row in sorted(rows, key=lambda row: not row.get("IsLatest"))
             ]  # fmt: skip
         except (KeyError, AttributeError, ValueError):
             raise not_the_store(self.url) from None
-        found.sort(key=lambda item: (item.key, -item.wall))  # delete markers are listed apart
+        found.sort(key=lambda item: (item.key, -item.wall))  # delete markers are listed apart; the latest is first
         if not page.get("IsTruncated"):
             return found, {}
         names = (

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from podwatch.domain.errors import HostError, IntegrityError, SaveGone
-from podwatch.domain.manifest import ManifestFile, ManifestSymlink
-from podwatch.domain.safe_links import check_links
+from podwatch.domain.safe_links import PlacedLink, check_links
 from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.objects.errors import ObjectMissing
 from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
@@ -68,8 +67,8 @@ class Fetching:
 
     def _check_names(self) -> None:
         """Links lead nowhere outside their part, and each file is covered by its pieces, once and in order."""
-        files = [ManifestFile(f"{f.part}/{f.path}", f.part, f.size, 0, 0, "", "", ()) for f in self._job.files]
-        check_links(files, [ManifestSymlink(f"{part}/{path}", part, to) for part, path, to in self._job.links])
+        files = [f"{f.part}/{f.path}" for f in self._job.files]
+        check_links(files, [PlacedLink(f"{part}/{path}", part, to) for part, path, to in self._job.links])
         covered = Counter[int]()
         for piece in self._job.pieces:
             if piece.offset != covered[piece.file] or not piece.hash:
@@ -123,7 +122,8 @@ class Fetching:
         with self._rights():
             descriptor = self._open(file)
         try:
-            if piece.file in self._kept and Slice(descriptor, piece.offset, piece.size).hashes([name])[name] == wanted:
+            staged = piece.file in self._kept and self._hash(descriptor, piece, name) == wanted
+            if staged:
                 self._report.count(piece.size)
             elif not any(self._read(piece, descriptor, name) == wanted for _ in range(READINGS)):
                 raise IntegrityError("the object does not match its recorded hash", where=piece.key)
@@ -132,7 +132,10 @@ class Fetching:
             os.close(descriptor)
         with self._lock:
             self._left[piece.file] -= 1
-        self._report.say("piece", key=piece.key, size=piece.size)
+        self._report.say("piece", key=piece.key, size=piece.size, fetched=not staged)
+
+    def _hash(self, descriptor: int, piece: Piece, name: str) -> str:
+        return Slice(descriptor, piece.offset, piece.size).hashes([name])[name]
 
     def _read(self, piece: Piece, descriptor: int, name: str) -> str:
         position = piece.offset

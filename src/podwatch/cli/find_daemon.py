@@ -1,0 +1,296 @@
+"""Find the daemon of a run by its runtime directory, else by the run's lock. Reads only two keys of the configuration.
+
+Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, the state_dir of ``-c``, /run/podwatch,
+$XDG_RUNTIME_DIR/podwatch, /var/lib/podwatch/run, ~/.local/state/podwatch/run. Each has one directory per run.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podwatch.config.trusted_files import check_trusted, read_trusted_bytes
+from podwatch.domain.errors import ConfigurationError, UsageError
+from podwatch.system.endpoint import (
+    CONTROL,
+    ENDPOINT,
+    SNAPSHOT,
+    Endpoint,
+    boot_id,
+    process_alive,
+    read_document,
+    read_endpoint,
+)
+
+# -- runtime directories ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run's runtime directory and its endpoint."""
+
+    directory: Path
+    endpoint: Endpoint
+    alive: bool
+
+    @property
+    def control_path(self) -> Path:
+        return Path(self.endpoint.control) if self.endpoint.control else self.directory / CONTROL
+
+    def snapshot(self) -> tuple[dict[str, Any], float] | None:
+        """The last ``status.json`` and its mtime in epoch seconds, or None."""
+        path = self.directory / SNAPSHOT
+        try:
+            written = path.stat().st_mtime
+        except OSError:
+            return None
+        document = read_document(path)
+        return None if document is None else (document, written)
+
+    def last_write(self) -> float:
+        """Epoch second of podwatch's last write in this directory; 0 if it cannot be read."""
+        times = [self.endpoint.stopped_wall or 0.0]
+        for name in (ENDPOINT, SNAPSHOT):
+            try:
+                times.append((self.directory / name).stat().st_mtime)
+            except OSError:
+                continue
+        return max(times)
+
+
+def training_lives(document: Mapping[str, Any]) -> bool | None:
+    """Whether the launcher in a status document, or the one that the supervisor recorded since, is alive; None if
+    neither is known."""
+    training, daemon = (document.get(key) for key in ("training", "daemon"))
+    launchers = [training] if isinstance(training, dict) else []
+    if isinstance(daemon, dict) and isinstance(daemon.get("state_dir"), str):
+        record = read_document(Path(daemon["state_dir"]) / "supervisor" / "record.json")
+        if record is not None and record.get("boot_id") == boot_id():
+            launchers.append({"pid": record.get("pid"), "start_ticks": record.get("ticks")})
+    known = [(one["pid"], one.get("start_ticks") or 0) for one in launchers if isinstance(one.get("pid"), int)]
+    return any(isinstance(ticks, int) and process_alive(pid, ticks) for pid, ticks in known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """The keys of a configuration file that locate the daemon; empty if the file does not set them."""
+
+    run_id: str = ""
+    state_dir: Path | None = None
+
+
+NO_HINTS = Hints()
+USUAL_CONFIGS = ("podwatch.toml", "/etc/podwatch/podwatch.toml")
+
+
+def runtime_roots(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
+    """Directories that may hold runs, most specific first, without duplicates."""
+    home = environ.get("HOME", "")
+    state = hints.state_dir or (Path(environ["PODWATCH_STATE_DIR"]) if environ.get("PODWATCH_STATE_DIR") else None)
+    candidates = [
+        environ.get("PODWATCH_RUNTIME_DIR", ""),
+        *environ.get("RUNTIME_DIRECTORY", "").split(":"),
+        str(state / "run") if state else "",
+        "/run/podwatch",
+        f"{environ['XDG_RUNTIME_DIR']}/podwatch" if environ.get("XDG_RUNTIME_DIR") else "",
+        "/var/lib/podwatch/run",
+        f"{home}/.local/state/podwatch/run" if home else "",
+    ]
+    return [Path(c) for c in dict.fromkeys(candidates) if c]
+
+
+def searched(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
+    """The directories that are searched: only $PODWATCH_RUNTIME_DIR if it is set."""
+    explicit = environ.get("PODWATCH_RUNTIME_DIR")
+    return [Path(explicit)] if explicit else runtime_roots(environ, hints)
+
+
+def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) -> list[Found]:
+    """Every run with an endpoint file, running ones first. For a run found twice: the living one, else the first."""
+    found: dict[str, Found] = {}
+    for root in searched(environ, hints):
+        try:
+            directories = sorted(d for d in root.iterdir() if d.is_dir() and _is_believed(d))
+        except OSError:
+            continue
+        for directory in directories:
+            endpoint = read_endpoint(directory)
+            if endpoint is None:
+                continue
+            candidate = Found(directory, endpoint, endpoint.alive())
+            known = found.get(endpoint.run_id)
+            if known is None or (candidate.alive and not known.alive):
+                found[endpoint.run_id] = candidate
+    return sorted(found.values(), key=lambda f: (not f.alive, f.endpoint.run_id))
+
+
+def _is_believed(directory: Path) -> bool:
+    """Whether this command may act on what the directory says: what root believes, only root has written."""
+    if os.geteuid() != 0:
+        return True
+    try:
+        check_trusted(directory, "the runtime directory")
+    except (ConfigurationError, OSError):
+        return False
+    return directory.stat().st_uid == 0
+
+
+def choose(runs: Sequence[Found], run: str) -> Found | None:
+    """The run to use, or None if there is none.
+
+    Without a name: the running one; where none runs, the one whose podwatch wrote last. UsageError if ``run`` is not
+    among them, or if several run.
+    """
+    if run:
+        named = [f for f in runs if f.endpoint.run_id == run]
+        if not named and runs:
+            raise UsageError(f"run {run!r} not found on this machine", fix=f"known runs: {_names(runs)}")
+        return named[0] if named else None
+    alive = [f for f in runs if f.alive]
+    if len(alive) > 1:
+        raise UsageError("several runs on this machine", fix=f"choose one with --run: {_names(alive)}")
+    return alive[0] if alive else max(runs, key=Found.last_write, default=None)
+
+
+def locate(run: str = "", config: str = "", environ: Mapping[str, str] = os.environ) -> Found | None:
+    """The run to use, or None: by ``config`` (or $PODWATCH_CONFIG), else by a configuration file in its default place
+    if it names a run that is known here, else by the default directories. Raises like ``choose`` and ``read_hints``."""
+    hints = read_hints(config, environ)
+    if hints is not NO_HINTS:
+        return choose(find_runs(environ, hints), run or hints.run_id)
+    for known in map(_usual_hints, USUAL_CONFIGS):
+        runs = find_runs(environ, known) if known is not NO_HINTS else []
+        meant = [f for f in runs if f.endpoint.run_id == (run or known.run_id)]
+        if meant:
+            return meant[0]
+    return choose(find_runs(environ), run)
+
+
+def _usual_hints(config: str) -> Hints:
+    """The hints of this file, if it exists and is trusted."""
+    if not Path(config).exists():
+        return NO_HINTS
+    try:
+        return read_hints(config, {})
+    except ConfigurationError:
+        return NO_HINTS
+
+
+def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
+    """run_id and state_dir from the file that ``-c`` or ``$PODWATCH_CONFIG`` names.
+
+    ConfigurationError if the file is not valid TOML, or not trusted: it decides which control socket is used.
+    """
+    name = config or environ.get("PODWATCH_CONFIG", "")
+    if not name:
+        return NO_HINTS
+    import tomllib
+
+    raw = read_trusted_bytes(Path(name))
+    try:
+        document = tomllib.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a huge number, thousands of brackets
+        # A running daemon continues with its last good copy, and these two lines are usually intact.
+        document = _two_lines(raw.decode(errors="replace"))
+        if not document:
+            raise ConfigurationError(
+                f"not valid TOML: {error}", where=name, fix="run `podwatch config validate`"
+            ) from error
+    run_id, state_dir = (
+        value if isinstance(value, str) and "\0" not in value else ""
+        for value in (document.get("run_id", ""), document.get("state_dir", ""))
+    )
+    return Hints(run_id=run_id, state_dir=Path(state_dir) if state_dir else None)
+
+
+def _two_lines(text: str) -> dict[str, str]:
+    """run_id and state_dir from invalid TOML."""
+    import re
+
+    return {name: value for name, _, value in re.findall(r"""(?m)^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", text)}
+
+
+def _names(runs: Sequence[Found]) -> str:
+    return ", ".join(f.endpoint.run_id for f in runs)
+
+
+# -- holder of the run's lock ----------------------------------------------------------------------------------------
+# Finds a podwatch that was started with another PODWATCH_RUNTIME_DIR or as another user, which would otherwise be
+# reported as "not running".
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a run's lock. ``runtime``: its runtime directory; empty if it cannot be read."""
+
+    pid: int
+    lock: Path
+    runtime: str = ""
+
+
+def holder(run: str, environ: Mapping[str, str], hints: Hints, locks: Path = Path("/proc/locks")) -> Holder | None:
+    """The process that holds the lock of ``run`` (empty: of any run in the default state directories). Reads
+    /proc/locks and takes no lock: even a short one could prevent podwatch from starting."""
+    held = _held(locks)
+    for path in _lock_files(run, environ, hints):
+        try:
+            status = path.stat()
+        except (OSError, ValueError):  # a name that the file system's encoding does not have
+            continue
+        pid = held.get(status.st_ino, 0)
+        if pid > 0 and _user_of(pid) in (0, os.geteuid(), status.st_uid):
+            return Holder(pid, path, _runtime_of(pid))
+    return None
+
+
+def _lock_files(run: str, environ: Mapping[str, str], hints: Hints) -> Iterable[Path]:
+    named = [hints.state_dir] if hints.state_dir else []
+    home = environ.get("HOME", "")
+    usual = (
+        environ.get("PODWATCH_STATE_DIR", ""),
+        "/var/lib/podwatch",
+        f"{home}/.local/state/podwatch" if home else "",
+    )
+    for root in named or [Path(place) for place in usual if place]:
+        if run or hints.run_id:
+            yield root / (run or hints.run_id) / "guard.lock"
+            continue
+        try:
+            yield from sorted(root.glob("*/guard.lock"))
+        except OSError:
+            continue
+
+
+def _held(locks: Path) -> dict[int, int]:
+    """Inode -> pid of the process that holds a flock on it. Devices are not compared: overlays show another device."""
+    try:
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for words in map(str.split, lines):  # 1: FLOCK  ADVISORY  WRITE 708 00:1a:123 0 EOF
+        if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE" and words[4].isdigit():
+            inode = words[5].rpartition(":")[2]
+            if inode.isdigit():
+                found[int(inode)] = int(words[4])
+    return found
+
+
+def _user_of(pid: int) -> int:
+    """Real user id; -1 without such a process. It is compared because inode numbers repeat across file systems."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("Uid:")))
+    except (OSError, ValueError, StopIteration):
+        return -1
+
+
+def _runtime_of(pid: int) -> str:
+    try:
+        items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    values = dict(item.split(b"=", 1) for item in items if b"=" in item)
+    found = values.get(b"PODWATCH_RUNTIME_DIR") or values.get(b"RUNTIME_DIRECTORY", b"").split(b":")[0]
+    return os.fsdecode(found)

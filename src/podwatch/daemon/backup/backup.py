@@ -1,0 +1,602 @@
+"""Keeps the newest complete checkpoint in the store: the loop that chooses, sends, publishes and removes what is old.
+
+Trouble of the store never leaves this object as an exception: it is a state, reported once, and tried again for ever.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.config.settings import Settings
+from podwatch.daemon.backup.choosing import Choosing
+from podwatch.daemon.backup.connection import StoreConnection, as_known
+from podwatch.daemon.backup.exports import Exports
+from podwatch.daemon.backup.outbox import Outbox
+from podwatch.daemon.backup.outgoing import OutgoingSave
+from podwatch.daemon.backup.ownership import NOT_OURS, LeaseKeeper
+from podwatch.daemon.backup.publication import Publication
+from podwatch.daemon.backup.removal import StoreRetention
+from podwatch.daemon.backup.run_side import RunSide
+from podwatch.daemon.backup.sending import Sending
+from podwatch.daemon.backup.stock import Stock, newest_of_lineage
+from podwatch.daemon.backup.tally import CheckpointTally
+from podwatch.daemon.backup.uploads import InFlight, Uploads, UploadStopped
+from podwatch.domain.checkpoint import CheckpointSet, newest_complete
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
+from podwatch.domain.facts import StoreFacts
+from podwatch.domain.lease import Beat, Decision, Heartbeat, HolderState
+from podwatch.journal import AsyncJournal, Journal
+from podwatch.policy.uploads import PINNED
+from podwatch.store.documents import SentSave
+from podwatch.store.inventory import SaveKey
+from podwatch.store.lease import Lease
+from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
+from podwatch.store.restore.thread import RestoreThread
+from podwatch.store.transfer.send import SourceChanged, SourceForeign
+from podwatch.system.clock import Clock
+from podwatch.system.pinned_directories import RootReplaced
+
+BACKOFF_MIN, BACKOFF_MAX = 5.0, 600.0
+"""Seconds between tries while the store fails: quick after a blip, gentle in a long outage (full jitter)."""
+ENDED_BACKOFF = 60.0
+"""Longest pause once the run has ended: the machine is billed only for what is not stored yet."""
+CRAMPED_SECONDS = 5.0
+"""Between two looks at the space for the next save: the disk fills no faster than a save is written."""
+SWEEP_EVERY = 86400.0
+"""A sweep lists the whole run, and listings are paid per call; what it removes is at least a day old."""
+SWEPT = "sync.swept"
+"""Journal key: epoch second of the last sweep."""
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Unstored:
+    """What of this run is not in the store, in words. ``pending``: podwatch stores it; ``refused``: it cannot be
+    stored, with the reason."""
+
+    pending: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Request:
+    """An operator's ``sync``. ``updates``: of the lease, that had ended when it came."""
+
+    step: int | None
+    answer: "asyncio.Future[None]"
+    updates: int
+
+
+@dataclass(slots=True)
+class StoreParts:
+    """What one backup works with."""
+
+    connection: StoreConnection
+    lease: Lease
+    keeper: LeaseKeeper
+    named: dict[SaveKey, float]
+    stock: Stock
+    outbox: Outbox
+    uploads: Uploads
+    retention: StoreRetention
+
+
+class Backup:
+    """Loop-side object. ``save_gap``: seconds from one save to the next."""
+
+    def __init__(
+        self, settings: Settings, run: RunSide, catalogue: Catalogue, journal: AsyncJournal, clock: Clock,
+        parts: StoreParts, *, save_gap: Callable[[], float | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._run, self._journal, self._clock = run, journal, clock
+        self.connection, self._keeper, self._stock = parts.connection, parts.keeper, parts.stock
+        self._uploads, self._retention = parts.uploads, parts.retention
+        self._tally = CheckpointTally(journal, self.connection.say)
+        self._publication = Publication(
+            run, journal, clock, self.connection, parts.lease, self._stock, self._tally, parts.named, save_gap
+        )
+        self._sending = Sending(
+            settings, run, catalogue, clock, self.connection, self._stock, parts.outbox, self._uploads, self._tally,
+            self._publication,
+        )  # fmt: skip
+        self._choosing = Choosing(settings, run, catalogue, journal, clock, self._stock, self._sending)
+        self._exports = Exports(settings, run, catalogue, clock, self.connection, parts.lease, self._uploads)
+        self._wake, self._hurry = asyncio.Event(), asyncio.Event()
+        self._ahead: SaveKey | None = None
+        """Sent whole while this pod's claim settles."""
+        self._requests: list[_Request] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failures = 0
+        self._sending_failed = False
+        """The last upload failed: a full store takes heartbeats, and only an upload shows that it works."""
+        self._beat_error = ""
+        self.restores: list[RestoreThread] = []
+        """What reads this store: retention leaves alone what they fetch."""
+
+    # -- what others read ---------------------------------------------------------------------------------------------
+
+    def status(self) -> StoreFacts:
+        """From any thread."""
+        connection, flight, decision = self.connection, self._uploads.in_flight, self._keeper.decision
+        trouble, publishing, inventory = connection.trouble, self._publication.save, self._stock.inventory
+        if flight is None and publishing is not None:
+            flight = InFlight(publishing.step, publishing.total_bytes, publishing.total_bytes)
+        newest = None if inventory is None else inventory.newest
+        return StoreFacts(
+            store_url=connection.url,
+            ok=connection.works,
+            error="" if trouble is None else trouble.error,
+            refused=trouble is not None and trouble.refused,
+            next_attempt_wall=None if trouble is None else trouble.next_attempt_wall,
+            locked_out=self._keeper.locked_out,
+            clock_skew=connection.skew,
+            checkpoints=self._stock.checkpoints(self.sets),
+            surplus=self._choosing.surplus(),
+            listed=inventory is not None,
+            last_step=None if newest is None else newest.step,
+            last_published_wall=self._publication.last_wall,
+            uploading_step=None if flight is None else flight.step,
+            uploaded_bytes=0 if flight is None else flight.sent,
+            total_bytes=0 if flight is None else flight.total,
+            upload_rate=self._uploads.rate,
+            superseded=decision.act in NOT_OURS,
+            lease=decision,
+            settles_in=self._keeper.settles_in,
+            abandoned_in_a_row=self._sending.abandoned_in_a_row,
+            warnings=self._warnings(),
+            tally=self._tally.now,
+            calls=connection.calls,
+        )  # fmt: skip
+
+    def _warnings(self) -> tuple[str, ...]:
+        shortage = self.connection.shortage
+        return tuple(dict.fromkeys((*self._retention.warnings, *([shortage] if shortage else []))))
+
+    @property
+    def sets(self) -> tuple[CheckpointSet, ...]:
+        """The checkpoints of this run on this pod."""
+        return self._choosing.sets
+
+    @property
+    def decision(self) -> Decision:
+        """Which pod may train, as far as the lease shows."""
+        return self._keeper.decision
+
+    @property
+    def may_upload(self) -> bool:
+        return self._keeper.may_upload
+
+    @property
+    def holds(self) -> bool:
+        """Whether this pod publishes for the run."""
+        return self._keeper.holds
+
+    @property
+    def refused_lately(self) -> bool:
+        """Whether the store did not answer when it was asked last which pod holds the run."""
+        return self._keeper.error is not None
+
+    @property
+    def earlier_beat(self) -> Beat | None:
+        """The heartbeat of the life before this one, of whatever pod."""
+        return self._keeper.earlier_beat
+
+    @property
+    def claimed(self) -> int:
+        """The generation of this pod's claim, decided or not; 0 if none."""
+        return self._keeper.decision.generation if self.may_upload else 0
+
+    async def confirm(self) -> int:
+        """The generation with which this pod holds the run, confirmed by the store now. Raises PodwatchError."""
+        return (await self._keeper.confirm()).generation
+
+    async def until_speaking(self, speaks: bool) -> None:
+        """Returns once this pod writes the run's heartbeat, or once it no longer does."""
+        while self.may_upload is not speaks:
+            await self.turned()
+
+    async def turned(self) -> None:
+        """Returns once the lease may have changed."""
+        self._keeper.turned.clear()
+        await self._keeper.turned.wait()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        """Begin to ask the store which pod holds the run; ``start`` does it too."""
+        self._keeper.start()
+
+    def notify(self) -> None:
+        """Call after a rescan, which may have found a new complete checkpoint. Cheap."""
+        self._wake.set()
+        if self._tasks and self._stock.inventory is not None:
+            lineage = self._run.lineage.id
+            stored = {(s.step, s.save_id) for s in self.sets if self._stock.find(s) is not None}
+            self._tally.see(self.sets, stored, lineage, newest_of_lineage(self._stock.inventory, lineage))
+
+    async def sync_now(self, step: int | None = None) -> None:
+        """Upload and publish the newest complete checkpoint, or that of ``step``, now. Returns when it is in the store.
+        Raises PodwatchError when there is nothing to send, or the attempt fails."""
+        if why := self._run.withheld():
+            raise HostError(f"podwatch uploads nothing now: {why}")
+        self._choosing.pick(step)  # raises if there is nothing to send
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._requests.append(_Request(step, answer, self._keeper.updates))
+        self._keeper.hurry()
+        self._hurry.set()
+        self._wake.set()
+        await answer
+
+    def retry(self, step: int, save_id: str) -> None:
+        """The operator's request to send a checkpoint that was abandoned or held back."""
+        self._sending.void.pop((step, save_id), None)
+
+    def run_ended(self) -> None:
+        """Call while the run has ended here: the newest checkpoint, then pinned ones, then exports are stored until a
+        trainer runs again. ``upload_gap`` does not count meanwhile. Cheap."""
+        if self._choosing.end():
+            self._hurry.set()
+        self.notify()
+
+    def why_not_ours(self) -> str:
+        """Why this pod stores nothing more, however long one waits: another pod holds the run. Empty otherwise. What
+        the store refuses is waited for: an operator can change a key or a cap."""
+        if self.decision.act not in NOT_OURS:
+            return ""
+        return self.decision.why_not or "another pod holds this run"
+
+    async def unstored(self) -> Unstored:
+        """What is not in the store: the newest checkpoint, pinned ones, and the newest one's exports."""
+        newest, found = newest_complete(self.sets), Unstored()
+        waits = [newest] if newest is not None and self._choosing.lacks(newest) else []
+        for one in (*waits, *self._choosing.pinned_unstored()):
+            why = self._sending.void.get((one.step, one.save_id), "") or (f"held back: {one.held}" if one.held else "")
+            name = f"the checkpoint of step {one.step}" if one is newest else f"{PINNED}{one.step}"
+            if why:
+                found = replace(found, refused=(*found.refused, f"{name} ({why})"))
+            else:
+                found = replace(found, pending=(*found.pending, name))
+        if waits or self._stock.inventory is None:
+            return found
+        pending, refused = await self._exports.unstored(self._stock.checkpoints(self.sets))
+        return Unstored((*found.pending, *pending), (*found.refused, *refused))
+
+    async def abandon(self, step: int) -> None:
+        """Stop uploading ``step``: the disk is about to fill up, and this checkpoint must be removed."""
+        await self._sending.release_step(step)
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await self._tally.load()
+        await self._choosing.load()
+        self.ask()
+        self._tasks = [
+            asyncio.create_task(self._work(), name="backup"),
+            asyncio.create_task(self._list_first(), name="what the store has"),
+            asyncio.create_task(self._follow_lease(), name="backup follows the lease"),
+            asyncio.create_task(self._watch_space(), name="space of what is sent"),
+            asyncio.create_task(self._watch_silence(), name="silence of the store"),
+        ]
+
+    async def stop(self) -> None:
+        """Prompt: an upload in flight is ended, and the next podwatch continues it."""
+        tasks, self._tasks = self._tasks, []
+        self._uploads.stop("podwatch is leaving")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._uploads.close()
+        self._answer(RemoteError("podwatch is stopping", where=self.connection.url, fix="the next podwatch continues"))
+        await self._keeper.stop()
+        self._sending.disk.close()
+        self.connection.close()
+
+    async def _list_first(self) -> None:
+        """Show what the store has also while another pod holds the run, or nothing can be sent."""
+        while self._stock.inventory is None:
+            with contextlib.suppress(PodwatchError, OSError):
+                await self._take_inventory()
+                self._wake.set()
+                return
+            await self._clock.sleep(random.uniform(BACKOFF_MIN, 4 * BACKOFF_MIN))
+
+    async def _follow_lease(self) -> None:
+        while True:
+            await self.turned()
+            self._wake.set()
+            self._hurry.set()
+            if not self.may_upload and self._uploads.in_flight is not None:
+                self._uploads.stop("another pod holds the run, or its lease is not known any more")
+
+    async def _watch_space(self) -> None:
+        while True:
+            await self._clock.sleep(CRAMPED_SECONDS)
+            await self._sending.release_cramped()
+
+    async def _watch_silence(self) -> None:
+        while True:
+            await self._clock.sleep(CRAMPED_SECONDS)
+            self.connection.judge_silence()
+
+    # -- heartbeat ----------------------------------------------------------------------------------------------------
+
+    async def beat(self, heartbeat: Heartbeat, state: HolderState = HolderState.RUNNING) -> None:
+        """Write heartbeat.json, if this pod is the one that does. Trouble of the store is a state, never an
+        exception."""
+        if not self.may_upload:
+            return
+        try:
+            await self._keeper.beat(heartbeat, state)
+        except (LeaseLost, LeaseUnsettled):
+            return
+        except Exception as error:
+            known = as_known(error)
+            self._beat_error = str(known)
+            self.connection.unwell(known)
+            return
+        trouble = self.connection.trouble
+        if trouble is not None and not self._sending_failed and (trouble.error == self._beat_error or trouble.refused):
+            self.connection.well()
+        self._beat_error = ""
+        if self.connection.trouble is None or self.connection.trouble.refused:
+            self._hurry.set()  # a key that was refused may be corrected: the next try need not wait
+
+    async def sweep_store(self) -> None:
+        """Once a day: list the store again, remove what is old or was never finished."""
+        if (
+            not self.holds
+            or self._clock.wall() - float(await self._journal.run(Journal.learned, SWEPT, 0.0)) < SWEEP_EVERY
+        ):
+            return
+        await self._retention.prune(self._live())
+        await self._keeper.tidy()
+        self._journal.post(Journal.learn, SWEPT, self._clock.wall())
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            self._wake.clear()
+            self._hurry.clear()
+            try:
+                more = await self._turn()
+            except Exception as error:
+                known = as_known(error)
+                self.connection.unwell(known)
+                if isinstance(known, (LeaseLost, LeaseUnsettled)):
+                    self._keeper.hurry()
+                self._answer(known)
+                self._failures += 1
+                await self._pause()
+                continue
+            if not more and not self._requests:
+                if self._sending_failed and self._stock.inventory is not None:
+                    self._done_well()
+                await self._wake.wait()
+
+    async def _pause(self) -> None:
+        high = min(BACKOFF_MAX, ENDED_BACKOFF) if self._choosing.is_over() else BACKOFF_MAX
+        seconds = random.uniform(BACKOFF_MIN / 2, min(high, BACKOFF_MIN * 2.0 ** min(self._failures, 20)))
+        self.connection.tries_again_in(seconds)
+        await self._clock.wait(self._hurry, seconds)
+
+    def _done_well(self) -> None:
+        self._failures, self._sending_failed = 0, False
+        self.connection.well()
+
+    async def _turn(self) -> bool:
+        """Do one thing, if there is one; whether something was done, so that the caller looks again."""
+        if why := self.why_not_ours():
+            fix = "to take it over, run podwatch run --take-over"
+            self._answer(LeaseLost(f"another pod holds this run: {why}", where=self.connection.url, fix=fix))
+            return False
+        if not self.may_upload:
+            return await self._wait_for_lease()
+        if why := self._run.withheld():  # each rescan looks again
+            self._answer(HostError(f"podwatch uploads nothing now: {why}"))
+            return False
+        try:
+            await self._sending.check()
+            await self._ready()
+            await self._choosing.recognise()
+        except RootReplaced as error:  # what was sent stays sent: it continues once the directories are back
+            self._answer(error)
+            return False
+        if self.holds and await self._follow_lineage():
+            return True
+        return await self._send_something()
+
+    async def _wait_for_lease(self) -> bool:
+        served = self._requests[0] if self._requests else None
+        if served is not None and self._keeper.updates == served.updates:
+            self._keeper.hurry()  # the answer of an earlier look is not that of a key which was corrected since
+            await self.turned()
+            return True
+        if self._keeper.error is not None:
+            raise self._keeper.error
+        if self.connection.works is False and not self._sending_failed:
+            self.connection.well()
+        await self._wake.wait()
+        return True
+
+    async def _ready(self) -> None:
+        """With what the store has, and what an earlier podwatch was sending."""
+        if self._sending.begun is None:
+            await self._sending.load()
+            if self._stock.inventory is None:
+                await self._take_inventory()
+            assert self._stock.inventory is not None
+            await self._publication.report_missed(self._stock.inventory)
+        if self._stock.inventory is None:
+            await self._take_inventory()
+        elif self._failures and await self._list_again() and not self._sending_failed:
+            self._done_well()
+        self._failures = min(self._failures, 1)
+
+    async def _list_again(self) -> bool:
+        """What was noted since the last listing is right, too: a publication lists its own save. So this can wait.
+        Whether the store was listed."""
+        if not self.connection.allows(self._stock.names):
+            return False
+        await self._take_inventory()
+        return True
+
+    async def _take_inventory(self) -> None:
+        inventory = await self.connection.call(self._stock.take)
+        if self.connection.works is None:
+            self.connection.well()
+        if inventory.stored:
+            await self._run.note_stored()
+        await self._choosing.recognise()
+
+    async def _follow_lineage(self) -> bool:
+        """Keep the pins, and let the pointer follow the run. Whether it was moved."""
+        beat = self.earlier_beat
+        await self._retention.keep_pins(foreign=beat is not None and beat.said.writer_id != self._run.record.writer_id)
+        return await self._publication.follow_lineage()
+
+    # -- sending and publishing ---------------------------------------------------------------------------------------
+
+    async def _send_something(self) -> bool:
+        served = self._requests[0] if self._requests else None
+        begun = await self._choosing.choose_begun() if served is None else None
+        if begun is None and served is None and (wait := self._choosing.gap_left()) > 0:
+            await self._clock.wait(self._hurry, wait)
+            return True
+        if begun is not None:
+            return await self._attempt(begun, None, None)
+        try:
+            chosen = self._choosing.pick(served.step if served is not None else None)
+        except HostError as error:
+            self._answer(error)
+            return False
+        if not self._choosing.lacks(chosen):
+            self._answer(None)
+            return await self._when_stored()
+        if why := self._sending.void.get((chosen.step, chosen.save_id)):
+            self._answer(SourceChanged(why, where=f"step {chosen.step}"))
+            return False
+        return await self._attempt(self._sending.of(chosen), chosen, served)
+
+    async def _when_stored(self) -> bool:
+        """The newest checkpoint is in the store: what else can be done."""
+        if not self.holds:
+            return False
+        if await self._publication.name_unnamed(newest_complete(self.sets)):
+            return True
+        if not self._retention.tidied:  # an earlier podwatch was killed between publication and retention
+            await self._retention.prune(self._live())
+        if (pinned := self._choosing.pick_pinned()) is not None:
+            return await self._attempt(self._sending.of(pinned), pinned, None)
+        stored = self._stock.checkpoints(self.sets)
+        if await self._exports.carry(stored, self.more_urgent):
+            self._done_well()
+            await self._list_again()
+            return True
+        return False
+
+    def more_urgent(self) -> bool:
+        """Whether anything waits that is more urgent than exports."""
+        return bool(self._requests) or self._choosing.newer_waits() or not self.holds
+
+    async def _attempt(
+        self, save: OutgoingSave | None, chosen: CheckpointSet | None, served: _Request | None
+    ) -> bool:  # fmt: skip
+        """Send and publish ``save``, or ``chosen`` where that is not begun yet; whether the caller looks again.
+        ``served``: the request that this answers. One that came meanwhile may be for another checkpoint."""
+        assert save is not None or chosen is not None
+        step, key = (chosen.step, (chosen.step, chosen.save_id)) if chosen is not None else (save.step, save.key)  # type: ignore[union-attr]
+        if self._ahead == key and not self.holds:
+            await self._wake.wait()
+            return True
+        try:
+            save = save if save is not None else await self._sending.take(chosen)  # type: ignore[arg-type]
+            await self._send(save)
+        except (SourceChanged, SourceForeign) as error:
+            await self._sending.abandon(key, save, error, newer=self._has_newer(step))
+            if served is not None:
+                self._answer(error)
+            return True
+        except UploadStopped as error:
+            if self.may_upload and save is not None and save.key in self._sending.void:
+                await self._sending.abandon(key, save, error, newer=self._has_newer(step))
+                if served is not None:
+                    self._answer(error)
+            return True
+        except (RootReplaced, LeaseLost, LeaseUnsettled):
+            raise  # not of the store
+        except PodwatchError:
+            self._sending_failed = True
+            raise
+        if self.holds:
+            self._failures = 0
+            if served is not None:
+                self._answer(None)
+        return True
+
+    async def _send(self, save: OutgoingSave) -> None:
+        """Send what is missing, and publish it once this pod holds the run. Raises as ``Uploads.send``."""
+        for left in reversed(range(_TRIES)):
+            if not self.may_upload:  # the run was lost while the save was prepared
+                raise UploadStopped(f"step {save.step} is not sent: this pod does not hold the run")
+            intent, save = await self._sending.intend(save, self._keeper.generation)
+            self._choosing.begin_gap(save.key)
+            sent = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
+            if not self.holds:
+                self._ahead = save.key
+                return
+            try:
+                await self._publish(save, sent)
+                return
+            except PiecesMissing as error:
+                if not left:
+                    raise
+                await self._sending.send_again(save, error.names)
+                await self._take_inventory()
+
+    def _is_urgent(self, step: int) -> bool:
+        """Whether the upload of this step gives way to nothing: a newer save waits, nothing is stored yet, an operator
+        waits for it, or training has ended."""
+        inventory = self._stock.inventory
+        first = inventory is None or not inventory.stored
+        return first or self._tally.newer_waits(step) or bool(self._requests) or self._choosing.is_over()
+
+    async def _publish(self, save: OutgoingSave, sent: SentSave) -> None:
+        began = self._clock.monotonic()
+        if not await self._sending.is_unchanged(save):
+            raise SourceChanged("a file of it changed or disappeared", where=f"step {save.step}")
+        newest = save.step > self._choosing.newest_stored() and not self._choosing.waits_for_end(save)
+        stored = await self._publication.publish(save, sent, newest=newest)
+        self._ahead, self._sending.abandoned_in_a_row = None, 0
+        self._done_well()
+        await self._run.note_stored()
+        await self._sending.release(save)
+        self._publication.report(save, stored, newest=newest, seconds=self._clock.monotonic() - began)
+        if not await self._retention.prune(self._live()):
+            await self._list_again()
+
+    def _live(self) -> set[SaveKey]:
+        """Saves in the store that are being sent or fetched, or that this pod has and needs."""
+        sending = {save.stored_key for save in self._sending.saves}
+        fetched = {restore.fetching for restore in self.restores if restore.fetching is not None}
+        inventory = self._stock.inventory
+        used = self._run.in_use()
+        return sending | fetched | {s.key for s in (inventory.saves if inventory is not None else ()) if s.step in used}
+
+    def _has_newer(self, step: int) -> bool:
+        return any(s.complete and s.step > step for s in self.sets)
+
+    def _answer(self, error: Exception | None) -> None:
+        """Answer the request that was served, or all of them when the store fails."""
+        one = error is None or isinstance(error, (HostError, SourceChanged, SourceForeign, ConfigurationError))
+        for request in self._requests[: 1 if one else len(self._requests)]:
+            self._requests.remove(request)
+            if not request.answer.done():
+                if error is None:
+                    request.answer.set_result(None)
+                else:
+                    request.answer.set_exception(error)

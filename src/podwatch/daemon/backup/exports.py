@@ -1,0 +1,260 @@
+"""Stores exported weights and other named files beside a published save, as plain files that people download.
+
+They never delay a checkpoint: a new one stops their upload, which continues later. ``exports.json`` is written before
+the files, so that whatever a crash leaves is known, and again once all of them are there.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
+from podwatch.checkpoints.layout import PartDir, PartFiles
+from podwatch.config.settings import Settings
+from podwatch.daemon.backup.connection import StoreConnection
+from podwatch.daemon.backup.export_parts import EXTRA, PartState, read_part
+from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files, used_parts
+from podwatch.daemon.backup.run_side import RunSide
+from podwatch.daemon.backup.uploads import NICE, Uploads, UploadStopped
+from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
+from podwatch.domain.event import EventName
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
+from podwatch.store.documents import ExportedFile, SaveExports
+from podwatch.store.interfaces import read_or_none
+from podwatch.store.inventory import SaveKey
+from podwatch.store.keys import EXPORTS
+from podwatch.store.lease import Lease
+from podwatch.store.objects.base import Objects
+from podwatch.store.transfer.job import Piece, SentPiece, read_sent
+from podwatch.store.transfer.send import SourceChanged, SourceForeign
+from podwatch.system.blocking_calls import Worker
+from podwatch.system.clock import Clock
+
+AGAIN_SECONDS = 600.0
+"""Seconds until a part that is missing or could not be sent is read again, which costs a listing on disk."""
+LOOK_SECONDS = 1.0
+"""Seconds within which such an upload makes way for a new checkpoint."""
+
+
+class Occasion(StrEnum):
+    SAVE = "save"
+    MILESTONE = "milestone"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class DueExport:
+    """A stored save that gets exports."""
+
+    saved: StoredCheckpoint
+    occasion: Occasion
+
+
+def due_exports(stored: Sequence[StoredCheckpoint], *, when: str, finished: bool) -> Iterator[DueExport]:
+    """The newest first, of saves that are on this pod. ``when``: ``sync.optional_parts``; "none" excludes only the
+    layout's exports, so milestones and the final save still get the extra files."""
+    whole = [save for save in stored if save.whole]
+    for save in reversed(whole):
+        if not save.here:
+            continue
+        if finished and save is whole[-1]:
+            yield DueExport(save, Occasion.FINAL)
+        elif save.milestone:
+            yield DueExport(save, Occasion.MILESTONE)
+        elif when == "all":
+            yield DueExport(save, Occasion.SAVE)
+
+
+class Exports:
+    """Loop-side object."""
+
+    def __init__(
+        self, settings: Settings, run: RunSide, catalogue: Catalogue, clock: Clock, connection: StoreConnection,
+        lease: Lease, uploads: Uploads,
+    ) -> None:  # fmt: skip
+        self._settings, self._run, self._catalogue, self._clock = settings, run, catalogue, clock
+        self._connection, self._lease, self._uploads = connection, lease, uploads
+        self._disk = Worker("exports")
+        self._known: dict[SaveKey, SaveExports | None] = {}
+        self._again: dict[tuple[SaveKey, Occasion], float] = {}
+        self._told: set[tuple[int, str, str]] = set()
+
+    @property
+    def _wanted(self) -> bool:
+        return self._settings.sync.optional_parts != "none" or bool(self._settings.sync.extra)
+
+    def _due(self, stored: Sequence[StoredCheckpoint]) -> Iterator[DueExport]:
+        if self._wanted:
+            yield from due_exports(stored, when=self._settings.sync.optional_parts, finished=self._run.finished)
+
+    async def carry(self, stored: Sequence[StoredCheckpoint], more_urgent: Callable[[], bool]) -> bool:
+        """Send what is owed and ready now; whether anything was sent. Leaves out what cannot be sent. Raises
+        RemoteError for store trouble, LeaseLost when another pod holds the run."""
+        now = self._clock.monotonic()
+        for due in self._due(stored):
+            if self._again.get((due.saved.key, due.occasion), now) <= now and (found := await self._ready(due)):
+                return await self._carry(due, found, more_urgent)
+        return False
+
+    async def unstored(self, stored: Sequence[StoredCheckpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The parts on disk that are to be stored and are not: those that come; those that cannot, with the reason."""
+        pending, refused = list[str](), list[str]()
+        for due in self._due(stored):
+            for part, state in await self._owed(due):
+                name = f"{part.name} of step {due.saved.step}"
+                if state.problem and not state.changing:
+                    refused.append(f"{name} ({state.problem})")
+                elif not state.absent:
+                    pending.append(name)
+        return tuple(pending), tuple(refused)
+
+    async def _ready(self, due: DueExport) -> list[PartFiles]:
+        """The parts that are whole, quiet and not stored yet."""
+        key = (due.saved.key, due.occasion)
+        self._again[key] = self._clock.monotonic() + AGAIN_SECONDS
+        found = []
+        owed = await self._owed(due)
+        if not owed:
+            self._again[key] = math.inf if due.occasion is not Occasion.FINAL else self._again[key]
+        for part, state in owed:
+            if state.problem:
+                soon = max(LOOK_SECONDS, self._settings.checkpoints.settle_weak)
+                self._again[key] = self._clock.monotonic() + soon
+                self._leave_out(due, part.name, state.problem)
+            elif not state.absent:
+                found.append(state.found)
+        return found
+
+    async def _owed(self, due: DueExport) -> list[tuple[PartDir, PartState]]:
+        """The save's parts that are not stored as they are now."""
+        contents = await self._contents(due.saved)
+        if contents is None:
+            return []
+        known = await self._exports_of(due.saved)
+        stored = {(f.part, f.path, f.size) for f in known.files} if known is not None and known.complete else set()
+        owed = []
+        for part in self._parts(contents):
+            there = {entry for entry in stored if entry[0] == part.name}
+            if there and due.occasion is not Occasion.FINAL:
+                continue
+            state = await self._read_part(part)
+            if state.problem or state.absent or there != {(part.name, f.path, f.size) for f in state.found.files}:
+                owed.append((part, state))
+        return owed
+
+    async def _contents(self, saved: StoredCheckpoint) -> SetContents | None:
+        try:
+            contents = await self._disk.call(self._catalogue.contents, saved.step)
+        except (OSError, PodwatchError):
+            return None
+        return contents if contents.set.save_id == saved.here else None
+
+    def _parts(self, contents: SetContents) -> list[PartDir]:
+        sync = self._settings.sync
+        parts = [p.part for p in contents.parts if p.part.export and sync.optional_parts != "none"]
+        if sync.extra:
+            root = self._settings.trainer.output_dir
+            parts.append(PartDir(EXTRA, root, required=False, uploaded=False, names=sync.extra, export=True))
+        return parts
+
+    async def _read_part(self, part: PartDir) -> PartState:
+        settings = self._settings
+        return await self._disk.call(
+            lambda: read_part(
+                part, quiet=settings.checkpoints.settle_weak, now_wall=self._clock.wall(),
+                most_bytes=settings.sync.extra_max if part.name == EXTRA else 0, private=settings.trainer.env_file,
+            )
+        )  # fmt: skip
+
+    async def _exports_of(self, saved: StoredCheckpoint) -> SaveExports | None:
+        if saved.key not in self._known:
+            name = self._connection.keys.save(*saved.key) + EXPORTS
+            data = None
+            if saved.exports:
+                data = await self._connection.call(lambda store: read_or_none(store, name, SaveExports))
+            try:
+                self._known[saved.key] = None if data is None else SaveExports.from_bytes(data)
+            except IntegrityError:
+                self._known[saved.key] = None
+        return self._known[saved.key]
+
+    def _leave_out(self, due: DueExport, what: str, why: str) -> None:
+        if (due.saved.step, what, why) not in self._told:
+            self._told.add((due.saved.step, what, why))
+            text = f"step {due.saved.step}: {what} is not stored: {why}"
+            self._connection.say(EventName.OPTIONAL_PARTS, text, step=due.saved.step)
+
+    # -- sending
+
+    async def _carry(self, due: DueExport, found: list[PartFiles], more_urgent: Callable[[], bool]) -> bool:
+        key, names = (due.saved.key, due.occasion), ", ".join(p.part.name for p in found)
+        try:
+            await self._store(due.saved, found, more_urgent)
+        except UploadStopped:
+            self._again.pop(key, None)  # continues as soon as there is time
+            return False
+        except (SourceChanged, SourceForeign, HostError, IntegrityError) as error:
+            self._again[key] = self._clock.monotonic() + AGAIN_SECONDS
+            self._leave_out(due, names, error.what)
+            return False
+        self._again.pop(key, None)
+        step = due.saved.step
+        text = f"step {step}: {names} stored with it ({due.occasion})"
+        self._connection.say(EventName.OPTIONAL_PARTS, text, step=step)
+        return True
+
+    async def _store(self, saved: StoredCheckpoint, found: list[PartFiles], more_urgent: Callable[[], bool]) -> None:
+        save = self._outgoing(saved, found)
+        before = await self._exports_of(saved)
+        others = (
+            [] if before is None else [f for f in before.files if f.part not in set(used_parts(save.files)) and f.hash]
+        )
+        listed = [*others, *(ExportedFile(f.part, f.path, f.size) for f in save.files)]
+        document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(listed))
+        await self._connection.call(lambda store: self._write(store, document))
+        sent = await self._move(save, more_urgent)
+        folder = self._connection.keys.save(*saved.key)
+        there = await self._connection.call(lambda store: {item.key: item.size for item in store.list(folder)})
+        hashes = {key: line.hash for key, line in sent.items()}
+        files = tuple(f if f.hash else replace(f, hash=hashes.get(folder + f.name, "")) for f in document.files)
+        if any(not f.hash or there.get(folder + f.name) != f.size for f in files):
+            raise IntegrityError("an uploaded file is missing or different in the store", where=folder)
+        whole = replace(document, files=files, complete=True)
+        await self._connection.call(lambda store: self._write(store, whole))
+        self._known[saved.key] = whole
+
+    def _outgoing(self, saved: StoredCheckpoint, found: list[PartFiles]) -> OutgoingSave:
+        files = outgoing_files(tuple(f for p in found for f in p.files))
+        roots = {p.part.name: str(p.part.path) for p in found}
+        return OutgoingSave(
+            self._settings.run_id, saved.step, f"{saved.save_id}-exports", saved.save_id, self._run.author().layout,
+            int(self._settings.sync.part_size), files, roots,
+        )  # fmt: skip
+
+    def _write(self, store: Objects, document: SaveExports) -> None:
+        permit = self._lease.confirm(store)
+        name = self._connection.keys.save(document.step, document.save_id) + EXPORTS
+        store.put(name, document.to_bytes(), until=permit.until)
+
+    async def _move(self, save: OutgoingSave, more_urgent: Callable[[], bool]) -> dict[str, SentPiece]:
+        """Send what the local list lacks, and return that list."""
+        path = self._uploads.sent_path(save)
+        folder = self._connection.keys.save(*save.stored_key)
+        done = await self._disk.call(read_sent, path)
+        identities = [file.moved().identity for file in save.files]
+        pieces = tuple(
+            Piece(number, folder + file.name, 0, file.size)
+            for number, file in enumerate(save.files)
+            if (line := done.get(folder + file.name)) is None or line.identity != identities[number]
+        )
+        if pieces:
+            job = self._uploads.job(save, pieces, sent=str(path), nice=NICE)
+            sending = asyncio.ensure_future(self._uploads.send_pieces(job, save, step=save.step))
+            while not sending.done():
+                await asyncio.wait({sending}, timeout=LOOK_SECONDS)
+                if more_urgent() and not sending.done():
+                    self._uploads.stop("a new checkpoint is sent first")
+            await sending
+        return await self._disk.call(read_sent, path)

@@ -1,0 +1,188 @@
+"""Sends the pieces of one save by the transfer child, and knows how far it is."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from podwatch.config.settings import Settings
+from podwatch.daemon.backup.connection import StoreConnection
+from podwatch.daemon.backup.outbox import Outbox
+from podwatch.daemon.backup.outgoing import OutgoingSave
+from podwatch.domain.errors import HostError
+from podwatch.store.documents import SaveIntent, SentSave
+from podwatch.store.objects.access import access_for
+from podwatch.store.transfer.job import Piece, TransferJob, stored_pieces
+from podwatch.store.transfer.start import Transfer
+from podwatch.system.blocking_calls import Worker
+
+NICE = 15
+"""Of an upload that nothing waits for: it uses the share of the CPU that training leaves."""
+RATE_SECONDS = 10.0
+"""Over how long the rate is measured."""
+
+
+class UploadStopped(HostError):  # noqa: N818
+    """The upload was ended on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """The upload in progress, in bytes."""
+
+    step: int
+    sent: int
+    total: int
+
+
+@dataclass(slots=True)
+class _Progress:
+    """``before``: bytes of pieces that were stored already."""
+
+    step: int
+    before: int
+    total: int
+    moved: int = 0
+    seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def note(self, moved: int) -> None:
+        now = time.monotonic()
+        self.moved = moved
+        self.seen.append((now, moved))
+        while len(self.seen) > 2 and now - self.seen[0][0] > RATE_SECONDS:
+            self.seen.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None before the first figures."""
+        if len(self.seen) < 2:
+            return None
+        (began, first), (ended, last) = self.seen[0], self.seen[-1]
+        return (last - first) / (ended - began) if ended > began and last > first else None
+
+
+class Uploads:
+    """Loop-side object. One upload at a time."""
+
+    def __init__(self, settings: Settings, connection: StoreConnection, outbox: Outbox) -> None:
+        self._settings, self._connection, self._outbox = settings, connection, outbox
+        self._worker = Worker("upload")
+        self._running: Transfer | None = None
+        self._progress: _Progress | None = None
+        self._stopped = ""
+        self._children = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        found = self._progress
+        return (
+            None if found is None else InFlight(found.step, min(found.before + found.moved, found.total), found.total)
+        )
+
+    @property
+    def rate(self) -> float | None:
+        return None if self._progress is None else self._progress.rate
+
+    def stop(self, why: str) -> None:
+        """End the upload in progress; ``send`` then raises UploadStopped."""
+        self._stopped = why
+        if self._running is not None:
+            self._running.kill()
+
+    async def send(self, save: OutgoingSave, intent: SaveIntent, *, urgent: bool) -> SentSave:
+        """Send what the store lacks. Raises SourceChanged or SourceForeign where the save is void, UploadStopped, or
+        what the store raises. ``urgent``: it gives way to nothing."""
+        keys, outbox = self._connection.keys, self._outbox
+        wanted = save.pieces(keys, intent)
+        done = await self._stored(save, wanted)
+        left = [piece for piece in wanted if piece.key not in done]
+        if left:
+            before = save.total_bytes - sum(piece.size for piece in left)
+            await self._move(self._job(save, left, urgent=urgent), save, _Progress(save.step, before, save.total_bytes))
+        folder = keys.save(*save.stored_key)
+        lines = await self._worker.call(outbox.sent, save)
+        return SentSave(intent, {key.removeprefix(folder): line.hash for key, line in lines.items()})
+
+    async def send_pieces(self, job: TransferJob, save: OutgoingSave, *, step: int) -> None:
+        """Move the pieces of another job, whose files are below the roots of ``save``. Raises as ``send``."""
+        await self._move(job, save, _Progress(step, 0, sum(piece.size for piece in job.pieces)))
+
+    def sent_path(self, save: OutgoingSave) -> Path:
+        """The local list of its pieces."""
+        return self._outbox.sent_path(save)
+
+    def left_bytes(self, save: OutgoingSave) -> int:
+        """What is not sent yet, by the local list alone. Blocks."""
+        return max(0, save.total_bytes - sum(line.size for line in self._outbox.sent(save).values()))
+
+    async def _stored(self, save: OutgoingSave, wanted: Collection[Piece]) -> Collection[str]:
+        """The names of pieces that a line of the local list and the listing prove."""
+        lines = await self._worker.call(self._outbox.sent, save)
+        if not lines:
+            return ()
+        folder = self._connection.keys.save(*save.stored_key)
+        there = await self._connection.call(lambda store: {item.key: item for item in store.list(folder)})
+        return stored_pieces(wanted, tuple(file.moved() for file in save.files), lines, there)
+
+    def _job(self, save: OutgoingSave, left: Iterable[Piece], *, urgent: bool) -> TransferJob:
+        return self.job(save, tuple(left), sent=str(self._outbox.sent_path(save)), nice=0 if urgent else NICE)
+
+    def job(self, save: OutgoingSave, pieces: tuple[Piece, ...], *, sent: str, nice: int) -> TransferJob:
+        """Without its roots, which are opened when it starts."""
+        sync, rights = self._settings.sync, self._outbox.workspace.tree.rights
+        owner = os.geteuid() if rights is None else rights.uid
+        return TransferJob(
+            "send", sync.store, tuple(file.moved() for file in save.files), pieces, {}, sent=sent,
+            alone=str(self._outbox.directory), connections=sync.connections, rate=float(sync.max_rate or 0), nice=nice,
+            user=-1 if rights is None else rights.uid, owners=None if save.linked else (owner,),
+        )  # fmt: skip
+
+    async def _move(self, job: TransferJob, save: OutgoingSave, progress: _Progress) -> None:
+        self._stopped, self._progress = "", progress
+        self._idle.clear()
+        self._children += 1
+        who, loop = f"upload {self._children}", asyncio.get_running_loop()
+
+        def heard(message: dict[str, Any]) -> None:
+            self._connection.count(who, message.get("calls") or {})
+            if message.get("type") == "progress":
+                with contextlib.suppress(RuntimeError):  # the loop is closed: podwatch is leaving
+                    loop.call_soon_threadsafe(progress.note, int(message["bytes"]))
+
+        def run() -> None:
+            with self._outbox.roots(save) as roots:
+                self._running = transfer = Transfer(replace(job, roots=dict(roots)))
+                if self._stopped:
+                    transfer.kill()
+                try:
+                    transfer.run(access_for(self._settings), heard)
+                finally:
+                    self._running = None
+
+        try:
+            await self._worker.call(run)
+        except asyncio.CancelledError:
+            self.stop("podwatch is leaving")
+            raise
+        except HostError as error:
+            if self._stopped:
+                raise UploadStopped(self._stopped, where=f"step {save.step}") from error
+            raise
+        finally:
+            self._progress = None
+            self._idle.set()
+
+    async def ended(self) -> None:
+        """Once no upload runs any more."""
+        await self._idle.wait()
+
+    def close(self) -> None:
+        self.stop("podwatch is leaving")
+        self._worker.close()

@@ -1,0 +1,216 @@
+"""What detection remembers: of one start of the trainer (``Start``), and of the machine (``Machine``)."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
+
+from podwatch.detection.progress import Progress
+from podwatch.detection.window import FOR_GOOD, GAP_SECONDS, Pace, Window
+from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.domain.snapshot import Health, ServerKind, TrainingMetrics
+
+ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
+CONTEXTS = "the trainer's CUDA contexts"
+"""The name of a trainer that shows no name of its own."""
+ROLE, LIMIT, THROTTLED = "role:", "limit:", "throttled:"
+BRIDGES = {
+    ROLE: FOR_GOOD,
+    "sick:": GAP_SECONDS, "liveness:": GAP_SECONDS, "tokens:": GAP_SECONDS, "idle": GAP_SECONDS,
+    LIMIT: 60.0,  # how long a warning stays after the last reading above its limit
+    THROTTLED: 90.0,  # three readings of clocks that are not throttled
+}  # fmt: skip
+"""``Window.bridges`` by the beginning of the name: windows of more than a minute, facts, and warnings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A process with a role. ``born``: None if its start time is unknown. ``ended_at``: the first reading without it.
+    All monotonic seconds."""
+
+    identity: ProcessIdentity
+    role: ProcessRole
+    name: str
+    born: float | None
+    first: float
+    last: float
+    ended_at: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it had lived when it was last seen."""
+        return self.last - (self.first if self.born is None else self.born)
+
+    @property
+    def seen_to_end(self) -> bool:
+        """It was alive at one reading and not at the next."""
+        return self.ended_at is not None and self.ended_at - self.last <= GAP_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The memory of one inference GPU. ``recent``: the newest values while in use; ``level``: their median;
+    ``highest``: the highest level; ``polls``: readings in use so far; ``used_at``: the newest of them."""
+
+    recent: tuple[int, ...] = ()
+    polls: int = 0
+    level: int = 0
+    highest: int = 0
+    value: int = -1
+    used_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The newest answers of an inference server. ``grew_at``: when it last made a token. ``work``: whether requests run
+    or wait; None if it does not report that. ``declared_at``: when it last answered 5xx after it was healthy: vLLM
+    reports its own engine as dead, while a server that is being stopped closes its socket."""
+
+    url: str
+    kind: ServerKind = ServerKind.ENGINE
+    health: Health = Health.TIMEOUT
+    tokens: float | None = None
+    grew_at: float | None = None
+    work: bool | None = None
+    awake: bool = True
+    declared_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The newest reading of the processes. ``trainer_gpus``: held by processes other than the engine's. ``blind``: for
+    a process it cannot be read which GPUs it holds."""
+
+    trainer_gpus: frozenset[int] = frozenset()
+    engine_gpus: frozenset[int] = frozenset()
+    blind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """``step``: the newest complete checkpoint's, ``at``: its time. ``whole``: it appeared in this start, so that the
+    interval to the next one can be learned."""
+
+    step: int | None = None
+    at: float | None = None
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """Consecutive unhealthy training steps; ``raised``: there were enough of them for a finding."""
+
+    count: int = 0
+    since: float = 0.0
+    value: float = 0.0
+    raised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The training figures of this start. ``steps``: the newest step of each figure, because those of one step can
+    arrive in separate rows. ``flat_steps``: steps without a change of the reward."""
+
+    streaks: tuple[tuple[str, Streak], ...] = ()
+    steps: tuple[tuple[str, int], ...] = ()
+    rewards: tuple[float, ...] = ()
+    flat_since: float | None = None
+    flat_steps: int = 0
+    falling_since: float | None = None
+    taken: tuple[TrainingMetrics, ...] = ()
+
+
+@dataclass(slots=True)
+class Windows:
+    """Windows by name."""
+
+    windows: dict[str, Window] = field(default_factory=dict)
+    paces: dict[str, Pace] = field(default_factory=dict)
+
+    def copy(self) -> Self:
+        """The same, with dictionaries of its own: all other values are never changed in place."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: dict(value) for name, value in found.items() if isinstance(value, dict)})
+
+    def of(self, name: str) -> Window:
+        found = self.windows.get(name)
+        if found is None:
+            found = Window(bridges=next((b for begin, b in BRIDGES.items() if name.startswith(begin)), 0.0))
+        return found
+
+    def watch(self, name: str, good: bool | None, at: float, gap: float = GAP_SECONDS, *, arms: bool = True) -> Window:
+        """Add a reading to the window of this name and return it."""
+        found = self.windows[name] = self.of(name).observe(good, at, gap, arms=arms)
+        return found
+
+    def reset(self) -> None:
+        """After nothing was observed."""
+        for name, window in self.windows.items():
+            self.windows[name] = window.reset()
+
+
+@dataclass(slots=True)
+class Start(Windows):
+    """One start of the trainer; the next one begins with an empty one. Names of windows: ``gpu0`` (memory), ``cuda0``
+    (contexts), ``role:trainer``, ``health:URL`` (refused or 5xx), ``sick:URL`` (no 200), ``liveness:URL``,
+    ``tokens:URL``, ``idle``, ``trainer-gpus``."""
+
+    id: str | None = None
+    progress: Progress = field(default_factory=Progress)
+    lives: dict[ProcessIdentity, Life] = field(default_factory=dict)
+    present: frozenset[str] = frozenset()
+    others: frozenset[ProcessIdentity] = frozenset()
+    """Processes that are not known to be the engine's and had lived long. ``other_ended``: when one was first missing:
+    what is known of a trainer whose processes bear no known name."""
+    other_ended: float | None = None
+    tree: Tree = field(default_factory=Tree)
+    first_reading: float | None = None
+    read_at: float = float("-inf")
+    gap_at: float = float("-inf")
+    """The last turn before the newest gap in podwatch's observation: what ended until then was not seen to end."""
+    sleeps: bool = False
+    """The engine was started with sleep mode, at any time of this start."""
+    memory_said: float | None = None
+    """When memory was first found to be no evidence (sleep mode, MIG)."""
+    minors: dict[int, int] = field(default_factory=dict)
+    """The NVML index by N of /dev/nvidiaN. Empty until NVML has reported all; then both count as equal."""
+    levels: dict[int, Level] = field(default_factory=dict)
+    mig: frozenset[int] = frozenset()
+    servers: dict[str, Server] = field(default_factory=dict)
+    idle_unknown: str = "not observed"
+    """Why nothing is known about the use of the GPUs; empty if it is."""
+    own_gpus: frozenset[int] = frozenset()
+    """Used by the trainer alone. ``filled``: those of them that were seen full."""
+    filled: frozenset[int] = frozenset()
+    ended_at: float | None = None
+    ooms: int | None = None
+    oom_at: tuple[float, ...] = ()
+    saves: Saves = field(default_factory=Saves)
+    figures: Figures = field(default_factory=Figures)
+    raised: dict[str, float] = field(default_factory=dict)
+    """Log rules that matched often enough, and since when."""
+
+    def ended_roles(self) -> dict[str, float]:
+        """Each role of which no process is left, and since when."""
+        found = ((name.removeprefix(ROLE), w) for name, w in self.windows.items() if name.startswith(ROLE))
+        return {name: w.since for name, w in found if w.since is not None and w.armed}
+
+    @property
+    def tokens_at(self) -> float | None:
+        """When a server was last seen to generate tokens."""
+        return max((s.grew_at for s in self.servers.values() if s.grew_at is not None), default=None)
+
+
+@dataclass(slots=True)
+class Machine(Windows):
+    """The pod and podwatch itself; survives a new start of the trainer."""
+
+    watching_since: float | None = None
+    turned_at: float | None = None
+    boot_at: float | None = None
+    pace: Pace = field(default_factory=Pace)
+    stall: tuple[float, float] | None = None
+    """(the turn after it, its seconds) of the newest pause in podwatch's own observation."""
+    troubled: dict[str, float] = field(default_factory=dict)
+    """Since when each sensor gives no reading."""
+    ooms: int | None = None
+    killed: int = 0
+    killed_at: float | None = None

@@ -1,0 +1,80 @@
+"""Inspects a checkpoint in staging, before anything can resume from it, and makes its record."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podwatch.checkpoints import checkpoint_identity
+from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.records import CheckpointRecord, RecordSource
+from podwatch.checkpoints.scan import scan_part
+from podwatch.domain.errors import HostError, IntegrityError
+from podwatch.store.documents import SaveManifest
+from podwatch.system.procfs import boot_id
+
+INSPECTIONS = 3
+PAUSE_SECONDS = 2.0
+
+
+class StagedDamaged(IntegrityError):  # noqa: N818
+    """It has the hashes of the store and is no checkpoint: it was damaged when it was stored."""
+
+
+class NotInspected(HostError):  # noqa: N818
+    """No inspection gave an answer: nothing is known of the checkpoint. What was fetched stays in staging."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSave:
+    """What an inspection saw. ``parts``: those that a resume needs, with the files in staging."""
+
+    parts: tuple[PartFiles, ...]
+    judgement: Judgement
+
+    def record(self, manifest: SaveManifest) -> CheckpointRecord:
+        """As the catalogue makes one of the same files in their place."""
+        own = checkpoint_identity.recorded(checkpoint_identity.own_files(self.parts, self.judgement))
+        sizes = {p.part.name: sum(f.size for f in p.files) for p in self.parts}
+        return CheckpointRecord(
+            manifest.step,
+            checkpoint_identity.save_id(self.parts, self.judgement),
+            manifest.layout,
+            boot_id(),
+            own,
+            max((f.mtime_ns for f in own), default=0) / 1e9,
+            {name: size for name, size in sizes.items() if size},
+            len(manifest.files),
+            source=RecordSource.RESTORED,
+            start_id=manifest.start_id or manifest.save_id,
+            branch=manifest.lineage,
+            ends=self.judgement.ends,
+            sparse=bool(self.judgement.hole),
+        )
+
+
+def inspect_staged(
+    layout: Layout, step: int, parts: Sequence[PartDir], wait: Callable[[float], object] = time.sleep
+) -> StagedSave:
+    """``parts``: where each part lies now. Raises StagedDamaged where the checkpoint is not whole, NotInspected where
+    each of several inspections gave no answer. Blocking."""
+    for count in range(INSPECTIONS):
+        if count:
+            wait(PAUSE_SECONDS)
+        found, judgement = _inspect(layout, step, parts)
+        if judgement.whole:
+            return StagedSave(found, judgement)
+        if not judgement.unreadable:
+            raise StagedDamaged(f"the checkpoint of step {step} is damaged in the store: {judgement.reason}")
+    what = f"step {step} was fetched, and no inspection of it gave an answer: {judgement.reason}"
+    raise NotInspected(what, fix=f"`podwatch start --step {step}` resumes from it all the same")
+
+
+def _inspect(layout: Any, step: int, parts: Sequence[PartDir]) -> tuple[tuple[PartFiles, ...], Judgement]:
+    """A layout of an installed package has no inspection of its own for other places."""
+    with layout.reading():
+        if hasattr(layout, "inspect_staged"):
+            found: tuple[tuple[PartFiles, ...], Judgement] = layout.inspect_staged(step, parts)
+            return found
+        scanned = tuple(scan_part(part).found for part in parts)
+        return scanned, layout.judge(step, scanned)

@@ -1,0 +1,370 @@
+"""Restores a checkpoint of a run from its store: chosen, fetched into staging, inspected there, put in place.
+
+Blocking: for a thread or the command line. Nothing from the store is trusted: names, links and sizes are checked when a
+document is read, each piece is hashed, and what has all its hashes is inspected before anything can resume from it.
+``train_command`` in a manifest is only ever shown.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podwatch.checkpoints.layout import Layout, PartDir
+from podwatch.checkpoints.records import RecordFiles
+from podwatch.checkpoints.trackers import repair_trackers
+from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
+from podwatch.domain.run import valid_ids
+from podwatch.store.documents import SaveManifest
+from podwatch.store.inventory import DocumentCache, Inventory, SaveKey, Stored, take_inventory
+from podwatch.store.keys import RunKeys, pieces
+from podwatch.store.objects.base import Objects
+from podwatch.store.objects.open import open_objects
+from podwatch.store.restore.choose import candidates, passed_over, was_started_afresh
+from podwatch.store.restore.compare import by_part, has_file, has_link, in_order, parts_of
+from podwatch.store.restore.exports import RestoredExports, fetch_exports
+from podwatch.store.restore.inspect_staged import StagedDamaged, inspect_staged
+from podwatch.store.restore.place import Placing
+from podwatch.store.restore.staging import StagedPart, StagingArea
+from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+from podwatch.store.transfer.start import Transfer
+from podwatch.system.own_directories import Workspace
+
+if TYPE_CHECKING:
+    from podwatch.store.objects.access import Access
+
+RestoreProgress = Callable[[int, int], object]
+"""(bytes that are here, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOfRun:
+    """Where a run is stored. ``access`` is read for each restore, so that a corrected key counts at once."""
+
+    url: str
+    keys: RunKeys
+    access: "Callable[[], Access]"
+    connections: int = 8
+
+    def open(self) -> Objects:
+        return open_objects(self.url, self.access(), connections=self.connections)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """``save_id``: in the store. ``parts``: directories that are in place now; ``moved``: what was in the way, in
+    quarantine now; ``refused``: which checkpoints were passed over, and why. ``doubt``: what an inspection found wrong
+    with a checkpoint that was asked for by its step. ``wandb``: ids of the trainer's W&B run."""
+
+    step: int
+    save_id: str
+    lineage: str
+    parts: tuple[str, ...]
+    total_bytes: int
+    downloaded_bytes: int
+    moved: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    doubt: str = ""
+    train_command: tuple[str, ...] = ()
+    wandb: dict[str, str] = field(default_factory=dict)
+    exports: RestoredExports = field(default_factory=RestoredExports)
+
+
+@dataclass(frozen=True, slots=True)
+class OutagePatience:
+    """For so many ``seconds`` a fetch waits for a store that does not answer; ``waiting`` is called each time with the
+    reason and the pause. 0 leaves that to the caller."""
+
+    seconds: float = 0.0
+    waiting: Callable[[RemoteError, float], object] = lambda _error, _pause: None
+
+
+class Restorer:
+    """One restore at a time."""
+
+    def __init__(
+        self,
+        store: StoreOfRun,
+        layout: Layout,
+        workspace: Workspace,
+        records: RecordFiles,
+        patience: OutagePatience | None = None,
+    ) -> None:
+        self._store, self._layout, self._workspace, self._records = store, layout, workspace, records
+        self._patience, self._cache = patience or OutagePatience(), DocumentCache()
+        self._stopped = threading.Event()
+        self._transfer: Transfer | None = None
+        self.fetching: SaveKey | None = None
+        """The save that is being fetched: it is not to be deleted from the store now."""
+
+    def saves(self, step: int | None = None) -> tuple[Stored, ...]:
+        """As ``choose.candidates``. Raises RemoteError; IntegrityError where documents cannot be read and no save can
+        be used."""
+        with self._opened() as store:
+            inventory = self._inventory(store)
+        found = candidates(inventory, step)
+        if not found and inventory.problems and not was_started_afresh(inventory):
+            raise IntegrityError(inventory.problems[0], where=self._store.url, fix="`podwatch store verify` shows more")
+        return found
+
+    def fetch(
+        self,
+        step: int | None = None,
+        *,
+        to: Path | None = None,
+        progress: RestoreProgress | None = None,
+        exports: bool = False,
+    ) -> Restored:
+        """Put the newest whole checkpoint in place, or below ``to`` as ``<to>/<part>/...``; the next older one where it
+        is damaged, the one that replaced it where it is deleted meanwhile. With ``step`` a checkpoint of that step,
+        also one that an inspection doubts. ``exports``: also its exported weights.
+
+        Raises RemoteError when none is whole, NotInspected, HostError for trouble on this pod.
+        """
+        refused: list[str] = []
+        tried: set[tuple[SaveKey, str]] = set()
+        with self._opened() as store, self._on_this_pod(to):
+            while True:
+                inventory = self._inventory(store)
+                refused += [text for text in passed_over(inventory, step) if text not in refused]
+                usable = (s for s in candidates(inventory, step) if not s.problem and (s.key, s.hash) not in tried)
+                if (save := next(usable, None)) is None:
+                    raise self._none(inventory, step, refused)
+                tried.add((save.key, save.hash))
+                try:
+                    restored = self._bring(save, to, progress, doubts=step is not None)
+                except IntegrityError as error:
+                    refused.append(f"step {save.step}: {error}")
+                    continue
+                found = self._exports(store, save, to) if exports else RestoredExports()
+                return replace(restored, refused=tuple(refused), exports=found)
+
+    def fetch_save(self, key: SaveKey, progress: RestoreProgress | None = None, *, doubts: bool = False) -> Restored:
+        """Put exactly this save in place. ``doubts``: also if an inspection finds it damaged. Raises SaveGone,
+        StagedDamaged, IntegrityError, NotInspected, RemoteError, HostError."""
+        with self._opened() as store, self._on_this_pod(None):
+            save = next((s for s in candidates(self._inventory(store), key[0]) if s.key == key), None)
+            if save is None:
+                raise SaveGone("the checkpoint is not in the store any more", where=self._where(store, key))
+            if save.problem:
+                raise IntegrityError(save.problem, where=self._where(store, key))
+            return self._bring(save, None, progress, doubts=doubts)
+
+    def kill(self) -> None:
+        """End a running fetch, from any thread; the next one continues from there."""
+        self._stopped.set()
+        if (transfer := self._transfer) is not None:
+            transfer.kill()
+
+    # -- one save ---------------------------------------------------------------------------------------------------
+
+    def _bring(self, save: Stored, to: Path | None, progress: RestoreProgress | None, *, doubts: bool) -> Restored:
+        manifest = save.manifest
+        assert manifest is not None
+        known = self._layout.name == manifest.layout
+        if not known and to is None:
+            raise HostError(
+                f"step {save.step} was saved with the layout {manifest.layout!r}, this run has {self._layout.name!r}",
+                where="[trainer] layout",
+                fix="correct the layout, or restore into another directory with --to DIR",
+            )
+        if known:
+            self._layout.expect_parts(parts_of(manifest))
+        targets = {part: self._target(part, save.step, to) for part, _, _ in by_part(manifest)}
+        area = StagingArea(self._workspace, to, f"{save.step}-{save.save_id}-{save.hash[-8:]}")
+        with area.alone(), self._noted(save):
+            staged = area.prepare(self._missing(area, manifest, targets), self._shared(to))
+            try:
+                downloaded = self._fetch(area, manifest, progress)
+                doubt = self._inspect(manifest, staged, targets, doubts=doubts, place=to is None) if known else ""
+            except IntegrityError:
+                area.forget()
+                raise
+            placing = Placing(self._workspace, area.tree, save.step, manifest.lineage, in_place=to is None)
+            for part in staged:
+                placing.put(part)
+            area.clean()
+        if to is None:
+            # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
+            repair_trackers(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
+        if progress is not None:
+            progress(save.bytes, save.bytes)
+        return Restored(
+            save.step, save.save_id, manifest.lineage, tuple(str(targets[part]) for part in sorted(targets)),
+            save.bytes, downloaded, tuple(placing.moved), (), doubt, manifest.train_command, valid_ids(manifest.wandb),
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _noted(self, save: Stored) -> Iterator[None]:
+        self.fetching = save.key
+        try:
+            yield
+        finally:
+            self.fetching = None
+
+    def _shared(self, to: Path | None) -> frozenset[str]:
+        return self._layout.shared_parts if to is None else frozenset()
+
+    def _target(self, part: str, step: int, to: Path | None) -> Path:
+        if to is not None:
+            return to / part
+        try:
+            return self._layout.part_dir(part, step)
+        except (KeyError, ValueError):
+            raise IntegrityError(f"layout {self._layout.name!r} has no part {part!r}", where="manifest.json") from None
+
+    def _missing(self, area: StagingArea, manifest: SaveManifest, targets: dict[str, Path]) -> dict[str, Path]:
+        """The parts that are not at their targets, byte for byte."""
+        return {
+            part: targets[part]
+            for part, files, links in by_part(manifest)
+            if not all(has_file(area.tree, targets[part], file, manifest.piece_size) for file in files)
+            or not all(has_link(area.tree, targets[part], link) for link in links)
+        }
+
+    def _inspect(
+        self, manifest: SaveManifest, staged: tuple[StagedPart, ...], targets: dict[str, Path], *, doubts: bool,
+        place: bool,
+    ) -> str:  # fmt: skip
+        """What is wrong with it, in words, if ``doubts`` are allowed. Its record is there before the checkpoint is: it
+        is this run's from the first moment on."""
+        where = {**targets, **{part.part: part.path for part in staged}}
+        parts = [PartDir(part, path, True, names=self._names(manifest, part)) for part, path in where.items()]
+        try:
+            found = inspect_staged(self._layout, manifest.step, parts, self._stopped.wait)
+        except (StagedDamaged, HostError) as error:
+            if not doubts:
+                raise
+            return error.what
+        if place:
+            with contextlib.suppress(OSError):  # it is then like a save of nobody that podwatch knows
+                self._records.write(found.record(manifest))
+        return ""
+
+    def _names(self, manifest: SaveManifest, part: str) -> tuple[str, ...]:
+        """What belongs to the part in a directory that many steps share."""
+        if part not in self._layout.shared_parts:
+            return ()
+        return tuple(sorted({file.path.partition("/")[0] for file in manifest.files if file.part == part}))
+
+    # -- the transfer -----------------------------------------------------------------------------------------------
+
+    def _fetch(self, area: StagingArea, manifest: SaveManifest, progress: RestoreProgress | None) -> int:
+        """Bytes that came over the line."""
+        parts = {part.part for part in area.parts}
+        files = in_order(file for file in manifest.files if file.part in parts)
+        folder = self._store.keys.save(manifest.step, manifest.save_id)
+        wanted = tuple(
+            Piece(number, folder + piece.name, piece.offset, piece.size, digest)
+            for number, file in enumerate(files)
+            for piece, digest in zip(pieces(file.name, file.size, manifest.piece_size), file.hashes, strict=True)
+        )
+        links = tuple((link.part, link.path, link.target) for link in manifest.symlinks if link.part in parts)
+        there = manifest.total_bytes - sum(file.size for file in files)
+        if not parts:
+            return 0
+        moved = tuple(MovedFile(file.part, file.path, file.size, file.mtime_ns, file.mode) for file in files)
+        tell = (lambda count: progress(there + count, manifest.total_bytes)) if progress is not None else None
+        return self.transfer(area, moved, wanted, links, tell)
+
+    def transfer(
+        self,
+        area: StagingArea,
+        files: tuple[MovedFile, ...],
+        wanted: tuple[Piece, ...],
+        links: tuple[tuple[str, str, str], ...] = (),
+        tell: Callable[[int], object] | None = None,
+    ) -> int:
+        """Fetch into the area's directories, through outages: each try continues the one before. Returns the bytes that
+        came over the line."""
+        self._stopped.clear()
+        rights, downloaded, waited = area.tree.rights, 0, 0.0
+        with area.opened() as roots:
+            job = TransferJob(
+                "fetch", self._store.url, files, wanted, roots, links, connections=self._store.connections,
+                user=-1 if rights is None else rights.uid,
+            )  # fmt: skip
+            while True:
+                came = _Arrivals(tell)
+                try:
+                    self._run(job, came)
+                    return downloaded + came.downloaded
+                except IntegrityError:
+                    raise
+                except RemoteError as error:
+                    downloaded, waited = downloaded + came.downloaded, 0.0 if came.downloaded else waited
+                    pause = min(60.0, max(5.0, waited))
+                    if not error.transient or waited + pause > self._patience.seconds:
+                        raise
+                    self._patience.waiting(error, pause)
+                    waited += pause
+                if self._stopped.wait(pause):
+                    raise HostError("the restore was stopped", fix="the next one continues there")
+
+    def _run(self, job: TransferJob, came: "_Arrivals") -> None:
+        self._transfer = Transfer(job)
+        try:
+            if self._stopped.is_set():
+                self._transfer.kill()
+            self._transfer.run(self._store.access(), came)
+        finally:
+            self._transfer = None
+
+    def _exports(self, store: Objects, save: Stored, to: Path | None) -> RestoredExports:
+        if not save.exports:
+            return RestoredExports(left_out=(f"the store has no exported weights of step {save.step}",))
+        return fetch_exports(self, store, self._store.keys, save, self._layout, self._workspace, to)
+
+    # -- around it --------------------------------------------------------------------------------------------------
+
+    def _inventory(self, store: Objects) -> Inventory:
+        return take_inventory(store, self._store.keys, self._cache)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Objects]:
+        store = self._store.open()
+        try:
+            yield store
+        finally:
+            store.close()
+
+    @contextlib.contextmanager
+    def _on_this_pod(self, to: Path | None) -> Iterator[None]:
+        """Errors of this pod's disk say what to do."""
+        try:
+            yield
+        except OSError as error:
+            place = Path(error.filename or to or self._workspace.staging)
+            raise HostError(
+                f"the restore cannot write here: {error.strerror or error}",
+                where=str(place),
+                fix=self._workspace.foreign_owners([place])[1]
+                or "free space or correct the permissions, then restore again; it continues from there",
+            ) from error
+
+    def _none(self, inventory: Inventory, step: int | None, refused: list[str]) -> RemoteError:
+        what = f"no whole checkpoint{'' if step is None else f' of step {step}'} is in the store"
+        fix = "`podwatch store ls` lists the checkpoints in the store"
+        if step is None and was_started_afresh(inventory):
+            what = "this run was started from the beginning (--fresh) and has not stored a checkpoint since"
+            fix = "`podwatch restore --step N` restores an earlier one; `podwatch store ls` lists them"
+        detail = f" ({'; '.join(refused)[:1000]})" if refused else ""
+        return RemoteError(what + detail, where=f"{self._store.url}/{self._store.keys.root}", fix=fix, transient=False)
+
+    def _where(self, store: Objects, key: SaveKey) -> str:
+        return f"{store.url}/{self._store.keys.save(*key)}"
+
+
+class _Arrivals:
+    """What the child says: bytes that are here, and bytes that came over the line."""
+
+    def __init__(self, tell: Callable[[int], object] | None) -> None:
+        self.downloaded, self._tell = 0, tell
+
+    def __call__(self, message: dict[str, Any]) -> None:
+        if message.get("type") == "piece" and message.get("fetched"):
+            self.downloaded += int(message["size"])
+        elif message.get("type") == "progress" and self._tell is not None:
+            self._tell(int(message["bytes"]))

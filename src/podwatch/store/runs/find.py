@@ -1,0 +1,155 @@
+"""Every run below a store's prefix, by one listing, and what ``podwatch runs list`` shows of each. Reads only.
+
+Names from the store are shown and grouped, never used as paths.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from podwatch.domain.errors import RemoteError
+from podwatch.domain.lease import Beat, Heartbeat
+from podwatch.domain.safe_names import valid_run_id
+from podwatch.store.interfaces import LISTING_SECONDS, Listed, list_bounded
+from podwatch.store.inventory import SaveKey
+from podwatch.store.keys import MANIFEST, Kind, ObjectName, RunKeys
+from podwatch.store.pointers import rank_pointers, read_pointers
+from podwatch.store.runs.archive_record import ArchiveRecord, archived_at
+from podwatch.store.runs.reading import (
+    ReadableStore,
+    can_list,
+    read_heartbeat,
+    seconds_since_activity,
+    store_time,
+)
+from podwatch.store.runs.summary import RunSummary, summarize
+
+_MOST_RUNS = 10_000
+
+
+@dataclass(slots=True)
+class RunListing:
+    """What a listing says of one run: names, sizes, times of the store."""
+
+    run_id: str
+    saves: set[SaveKey] = field(default_factory=set)
+    size_bytes: int = 0
+    oldest_wall: float | None = None
+    heartbeat_wall: float | None = None
+    claim: tuple[int, float] | None = None
+    """(generation, time) of the newest claim."""
+    claims: set[int] = field(default_factory=set)
+    pointers: list[tuple[ObjectName, Listed]] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    """Of fixed documents and evidence, below the run's root."""
+
+    def add(self, name: ObjectName, item: Listed) -> None:
+        self.size_bytes += item.size
+        self.oldest_wall = item.wall if self.oldest_wall is None else min(self.oldest_wall, item.wall)
+        if name.kind is Kind.SAVE and name.rest == MANIFEST:
+            self.saves.add((name.step, name.save_id))
+        elif name.kind is Kind.POINTER:
+            self.pointers.append((name, item))
+        elif name.kind is Kind.CLAIM:
+            self.claims.add(name.generation)
+            if self.claim is None or item.wall > self.claim[1]:
+                self.claim = (name.generation, item.wall)
+        elif name.kind in (Kind.DOCUMENT, Kind.EVIDENCE):
+            self.names.add(name.rest)
+            if name.rest == "heartbeat.json":
+                self.heartbeat_wall = item.wall
+
+
+@dataclass(frozen=True, slots=True)
+class RunInStore:
+    """``alive``: seconds since a podwatch that can still guard the run showed itself; ``last`` and ``summary``: by its
+    last heartbeat; ``problem``: why the newest pointer cannot be used."""
+
+    listing: RunListing
+    newest_step: int | None = None
+    problem: str = ""
+    last: Heartbeat = field(default_factory=Heartbeat)
+    summary: RunSummary | None = None
+    alive: float | None = None
+    archived_wall: float | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.listing.run_id
+
+
+def list_run(store: ReadableStore, keys: RunKeys) -> RunListing:
+    """Raises RemoteError."""
+    run = RunListing(keys.run_id)
+    for item in list_bounded(store, keys.root):
+        if (name := keys.parse(item.key)).kind is not Kind.FOREIGN:
+            run.add(name, item)
+    return run
+
+
+def list_runs(store: ReadableStore, prefix: str, own_run: str, wall: float) -> tuple[tuple[RunInStore, ...], str]:
+    """Every run, by name, and a remark ("" if the whole store could be listed). Raises RemoteError.
+
+    A key that is limited to ``own_run`` lists only that one.
+    """
+    base, remark = f"{prefix}/" if prefix else "", ""
+    try:
+        listed = _group(list_bounded(store, base), prefix)
+    except RemoteError as error:
+        if can_list(error) or not own_run:
+            raise
+        listed = _group(list_bounded(store, f"{base}{own_run}/"), prefix)
+        remark = f"the key can list only run {own_run}"
+    runs = [_complete(store, RunKeys(run.run_id, prefix), run, wall) for run in listed.values()]
+    return tuple(sorted(runs, key=lambda run: run.run_id)), remark
+
+
+def run_ids(store: ReadableStore, prefix: str, seconds: float = LISTING_SECONDS) -> list[str]:
+    """Every run below the prefix, by name. Raises RemoteError, also where the key cannot list."""
+    return sorted(_group(list_bounded(store, f"{prefix}/" if prefix else "", seconds), prefix))
+
+
+def _group(items: Iterable[Listed], prefix: str) -> dict[str, RunListing]:
+    base = f"{prefix}/" if prefix else ""
+    runs: dict[str, RunListing] = {}
+    for item in items:
+        run_id = item.key.removeprefix(base).partition("/")[0]
+        if not valid_run_id(run_id) or (run_id not in runs and len(runs) >= _MOST_RUNS):
+            continue
+        name = RunKeys(run_id, prefix).parse(item.key)
+        if name.kind is not Kind.FOREIGN:
+            runs.setdefault(run_id, RunListing(run_id)).add(name, item)
+    return runs
+
+
+def _complete(store: ReadableStore, keys: RunKeys, run: RunListing, wall: float) -> RunInStore:
+    step, problem = newest_step(store, keys, run)
+    beat: Beat | None = None
+    if run.heartbeat_wall is not None:
+        beat = read_heartbeat(store, keys, wall)
+    now = store_time(store, wall)
+    said = beat.said if beat is not None else Heartbeat()
+    written = None if beat is None else now - beat.age
+    record = f"config/{ArchiveRecord.FILE}" in run.names
+    return RunInStore(
+        run,
+        step,
+        problem,
+        said,
+        None if beat is None else summarize(run.run_id, said, began_wall=run.oldest_wall, written_wall=written),
+        seconds_since_activity(beat, run.claim, now),
+        archived_at(store, keys, beat, run.claim, now) if record else None,
+    )
+
+
+def newest_step(store: ReadableStore, keys: RunKeys, run: RunListing) -> tuple[int | None, str]:
+    """The step that the newest pointer names, and why it cannot be used. Without a pointer: the highest stored one."""
+    ranked, _ = rank_pointers(run.pointers, run.claims)
+    problem = ""
+    for seen in read_pointers(store, keys, ranked):
+        if (pointer := seen.pointer) is None:
+            problem = problem or f"{seen.key}: {seen.problem}"
+            continue
+        if pointer.save is not None and pointer.save not in run.saves:
+            problem = problem or f"it names step {pointer.step}, whose manifest is not in the store"
+        return pointer.step, problem
+    return (None if ranked else max((step for step, _ in run.saves), default=None)), problem

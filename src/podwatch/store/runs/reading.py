@@ -1,0 +1,184 @@
+"""What every look at a run in a store needs: its time, listings that end, the heartbeat and the pointer.
+
+Works with a key that can only read. The pointers are the record of what is newest; ``latest.json``, a copy, costs no
+billed listing, and is what a key without the permission to list can read.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Protocol
+
+from podwatch.domain.errors import IntegrityError, RemoteError
+from podwatch.domain.lease import GONE, Beat, Heartbeat, read_beat
+from podwatch.store.documents import RunPointer, SaveManifest, manifest_hash
+from podwatch.store.interfaces import RunObjects, read_or_none
+from podwatch.store.keys import MANIFEST, Kind, RunKeys
+from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreRefused
+from podwatch.store.pointers import claimed_generations, list_pointers, read_pointers
+
+ALIVE_SECONDS = 900.0
+"""A run whose newest heartbeat or claim is younger can have a podwatch that is only slow."""
+
+
+class ReadableStore(RunObjects, Protocol):
+    @property
+    def skew(self) -> float | None: ...
+
+
+def store_time(store: ReadableStore, wall: float) -> float:
+    """Now by the store's clock; ``wall``: by this machine's. Right only after an answer of the store."""
+    return wall - (store.skew or 0.0)
+
+
+def can_list(error: RemoteError) -> bool:
+    """Whether ``error`` is something else than the refusal of a listing to a key that can read."""
+    return not (isinstance(error, StoreRefused) and error.kind == "permission")
+
+
+# -- heartbeat -------------------------------------------------------------------------------------------------------
+
+
+def read_heartbeat(store: ReadableStore, keys: RunKeys, wall: float) -> Beat | None:
+    """The last heartbeat with its age by the store's clock; None without one. Where the key cannot list, the age is by
+    the clock of the pod that wrote it."""
+    data = _small(store, keys.heartbeat)
+    if data is None:
+        return None
+    beat = read_beat(data)
+    assert beat is not None
+    try:
+        written = next((item.wall for item in store.list(keys.heartbeat) if item.key == keys.heartbeat), None)
+    except RemoteError as error:
+        if can_list(error):
+            raise
+        written = beat.said.written_wall
+    now = store_time(store, wall)
+    return Beat(beat.said, beat.mark, max(0.0, now - (now if written is None else written)))
+
+
+def _small(store: RunObjects, key: str) -> bytes | None:
+    """One that is too large is one that cannot be read, not an absent one."""
+    try:
+        return store.read(key, Heartbeat.LARGEST)
+    except ObjectMissing:
+        return None
+    except ObjectTooLarge:
+        return b""
+
+
+def newest_claim(store: RunObjects, keys: RunKeys) -> tuple[int, float] | None:
+    """(generation, time of the store) of the newest claim; None without one, and where the key cannot list."""
+    try:
+        claims = [(keys.parse(item.key), item.wall) for item in store.list(keys.claims)]
+    except RemoteError as error:
+        if can_list(error):
+            raise
+        return None
+    found = [(wall, name.generation) for name, wall in claims if name.kind is Kind.CLAIM]
+    return None if not found else (max(found)[1], max(found)[0])
+
+
+def seconds_since_activity(beat: Beat | None, claim: tuple[int, float] | None, now: float) -> float | None:
+    """Seconds since a podwatch that can still guard the run showed itself; None if none did within ``ALIVE_SECONDS``,
+    or the last one has left, and none has claimed the run since."""
+    ages = [] if claim is None else [max(0.0, now - claim[1])]
+    if beat is not None and beat.said.state in GONE:
+        ages = ages if claim is not None and claim[0] > beat.said.generation else []
+    elif beat is not None:
+        ages.append(beat.age)
+    age = min(ages, default=ALIVE_SECONDS)
+    return age if age < ALIVE_SECONDS else None
+
+
+# -- pointer ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewestSave:
+    """``pointer`` None: the run has none that can be read. ``problem``: why the newest cannot be used."""
+
+    pointer: RunPointer | None = None
+    manifest: SaveManifest | None = None
+    problem: str = ""
+
+
+def read_newest(store: RunObjects, keys: RunKeys, *, claimed: int = 0) -> NewestSave:
+    """The newest pointer with its manifest. The pieces are not read: ``store verify`` does that. ``claimed``: a
+    generation that is known to be claimed, as that of the heartbeat: up to it, the copy needs no billed listing."""
+    reading = _Reading(store, keys, claimed)
+    copy = reading.copy()
+    if copy.pointer is not None and not copy.problem:
+        return copy
+    try:
+        found = reading.newest()
+    except RemoteError as error:
+        if can_list(error):
+            raise
+        return copy
+    return found if found.pointer is not None or found.problem else copy
+
+
+@dataclass(slots=True)
+class _Reading:
+    store: RunObjects
+    keys: RunKeys
+    claimed: int
+
+    def copy(self) -> NewestSave:
+        """What ``latest.json`` names. Twice, because the pod can publish between the two reads, and delete what the
+        copy named."""
+        found = NewestSave()
+        for _ in range(2):
+            found = self._copy()
+            if not found.problem:
+                break
+        return found
+
+    def _copy(self) -> NewestSave:
+        key = self.keys.latest
+        try:
+            pointer = RunPointer.from_bytes(self.store.read(key, RunPointer.LARGEST), where=key)
+        except ObjectMissing:
+            return NewestSave()
+        except IntegrityError as error:
+            return NewestSave(problem=str(error))
+        if pointer.run_id != self.keys.run_id:
+            return NewestSave(problem=f"{key} belongs to another run")
+        if pointer.generation > self.claimed and not self._is_claimed(pointer.generation):
+            return NewestSave(problem=f"{key}: no pod has claimed its generation, so it counts for nothing")
+        return self._with_manifest(pointer)
+
+    def _is_claimed(self, generation: int) -> bool:
+        try:
+            claims = claimed_generations(self.store, self.keys)
+        except RemoteError as error:
+            if can_list(error):
+                raise
+            return True  # what the claims are is not known
+        return generation <= max(claims, default=generation)
+
+    def newest(self) -> NewestSave:
+        problem = ""
+        for seen in read_pointers(self.store, self.keys, list_pointers(self.store, self.keys, claimed=self.claimed)):
+            if seen.pointer is not None:
+                return self._with_manifest(seen.pointer)
+            problem = problem or f"{seen.key}: {seen.problem}"
+        return NewestSave(problem=problem)
+
+    def _with_manifest(self, pointer: RunPointer) -> NewestSave:
+        manifest, problem = (None, "") if pointer.save is None else self._manifest(pointer)
+        return NewestSave(pointer, manifest, problem)
+
+    def _manifest(self, pointer: RunPointer) -> tuple[SaveManifest | None, str]:
+        assert pointer.step is not None
+        key = self.keys.save(pointer.step, pointer.save_id) + MANIFEST
+        with contextlib.suppress(ObjectTooLarge):
+            data = read_or_none(self.store, key, SaveManifest)
+            if data is None:
+                return None, f"the manifest of step {pointer.step}, the newest, is not in the store"
+            if manifest_hash(data) == pointer.manifest_hash:
+                try:
+                    return SaveManifest.from_bytes(data, where=key), ""
+                except IntegrityError as error:
+                    return None, str(error)
+        return None, f"the manifest of step {pointer.step}, the newest, is another one than the pointer names"

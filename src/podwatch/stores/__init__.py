@@ -1,1 +1,0 @@
-"""Object stores behind one protocol (``base``): Backblaze B2, S3 and a local directory."""

@@ -1,1 +1,0 @@
-"""Whole runs of a store: list, import foreign backups, archive."""
