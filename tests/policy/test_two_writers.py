@@ -9,8 +9,8 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_compl
 from podwatch.domain.run import Lineage
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, observed
 from podwatch.policy.confirm_resume import ConfirmationState
-from podwatch.policy.resume import choose
 from podwatch.policy.second_writer import ALONE, SPANS_KEPT, Beside, Span, follow, made_by_us, why_held
+from podwatch.recovery.choose import choose
 from podwatch.recovery.context import Attempt
 
 

@@ -29,7 +29,16 @@ from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.node_from_engine import Place
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.process import (
+    ExitStatus,
+    FoundTree,
+    PodProcess,
+    ProcessIdentity,
+    ProcessRole,
+    ProcessSample,
+    TreeAnswer,
+    attached_id,
+)
 from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
@@ -41,7 +50,6 @@ from podwatch.domain.snapshot import (
     Snapshot,
     Supervision,
     TrainerSample,
-    attached_id,
     observed,
     unobserved,
 )
@@ -62,7 +70,6 @@ from podwatch.system.files_clock import FilesClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import command, identify
 from podwatch.trainer.base import Look, StartPlan, StopReport, TrainerHandle
-from podwatch.trainer.rules import FoundTree, PodProcess, TreeAnswer
 from tests.support.clock import AutoClock
 
 GIB = 1 << 30

@@ -9,12 +9,12 @@ from podwatch.cli.offline import recorded
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import counted
+from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
 from podwatch.trainer.find import find_trees, sought_run
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.rules import FoundTree, TreeAnswer
 from podwatch.trainer.supervisor_files import read_record
 
 SHOWN = 4

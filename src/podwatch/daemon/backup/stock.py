@@ -92,7 +92,7 @@ class Stock:
         return tuple(
             StoredCheckpoint(
                 s.step, s.save_id, "" if s.manifest is None else s.manifest.lineage, s.generation, s.seq, s.bytes,
-                s.wall, s.pinned, s.exports, s.key in fixed, not s.problem, local.get(s.key, ""),
+                s.wall, s.pinned, s.exports, s.key in fixed, s.problem, local.get(s.key, ""),
             )
             for s in self.inventory.saves
         )  # fmt: skip
