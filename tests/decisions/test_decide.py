@@ -29,9 +29,7 @@ from podwatch.domain.run_state import RestartHistory, RunState, Stopping
 from podwatch.domain.snapshot import Desired, SensorState, unobserved
 from podwatch.domain.starts import StartedBy, TrainerStart
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.recovery.decide import (
-    JUDGE_SECONDS,
-    ROWS,
+from podwatch.recovery.actions import (
     Attach,
     Clean,
     Count,
@@ -40,14 +38,13 @@ from podwatch.recovery.decide import (
     Evaluate,
     Fetch,
     Finish,
-    Now,
     Phase,
     RecordEnd,
     Start,
     Stop,
     WantStop,
-    decide,
 )
+from podwatch.recovery.decide import JUDGE_SECONDS, ROWS, Now, decide
 from tests.support.deciding import (
     AT,
     DEAD,
@@ -204,6 +201,8 @@ def test_a_stop_waits_for_the_save_that_was_asked_for() -> None:
     last = Case({"checkpoints": (saved(45),), "last_step": 45}).over(waits)
     assert (last.decision.phase, last.decision.rests) == (Phase.ENDING, True)
     assert "ends on its own" in last.decision.why
+    goes_on = Case({"checkpoints": (saved(45), saved(50)), "last_step": 45}).over(waits)
+    assert isinstance(goes_on.decision.action, Stop)
     line = Case({"checkpoints": (saved(45),), "trainer": replace(OURS, finish_line=True)}).over(waits)
     assert line.decision.rests
     assert isinstance(Case({"trainer": OURS}, STOPPED).decision.action, Stop)
@@ -315,6 +314,10 @@ def test_a_trainer_of_the_operator_is_attached_to() -> None:
     two = Case({"search": searched(tree(70), tree(71))})
     assert two.decision.kind is FindingKind.AMBIGUOUS_TRAINERS
     assert "podwatch start --attach PID" in two.decision.fix
+    for asked in (two, Case({"search": searched(tree(71, TreeAnswer.ASK, trains=False))}, STOPPED)):
+        named = Case({}, {"attach": tree(71).start_id}).over(asked).decision.action
+        assert isinstance(named, Attach)
+        assert named.tree.launcher.pid == 71
     assert isinstance(Case({}, {"ignored": (tree().start_id,)}).over(one).decision.action, Start)
 
 
@@ -541,6 +544,7 @@ RUNS = st.fixed_dictionaries(
         "requested": st.booleans(),
         "despite_store": st.booleans(),
         "clean": st.booleans(),
+        "attach": st.sampled_from(["", "", tree(71).start_id]),
         "evaluation": st.sampled_from(["", "step 40"]),
         "pause": st.sampled_from([None, Pause(WALL - 5)]),
         "yielded": st.booleans(),
@@ -664,7 +668,7 @@ def effect(now: Now, decision: Decision) -> Facts:
             return replace(facts, trainer=Trainer("s2", 99), run=run, evaluation=None)
         case Attach(found):
             began = TrainerStart(found.start_id, None, WALL, StartedBy.OPERATOR, proved=False, branch="b")
-            run = recorded(run, facts, desired=Desired.RUNNING, requested=False, stopping=None, clean=False)
+            run = recorded(run, facts, desired=Desired.RUNNING, requested=False, stopping=None, clean=False, attach="")
             run = replace(run, starts=(*run.starts, began), history=RestartHistory(), next_try_wall=None)
             trainer = Trainer(found.start_id, found.launcher.pid, attached=True)
             return replace(facts, trainer=trainer, run=run, search=searched(at=AT))

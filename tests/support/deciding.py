@@ -17,7 +17,8 @@ from podwatch.domain.run import StartRecord
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Reading, SensorState, Snapshot, observed, unobserved
 from podwatch.domain.starts import StartedBy, TrainerStart
-from podwatch.recovery.decide import ROWS, Decision, Now, decide
+from podwatch.recovery.actions import Decision
+from podwatch.recovery.decide import ROWS, Now, decide
 
 AT, WALL = 1000.0, 100_000.0
 FREE_SINCE = 900.0

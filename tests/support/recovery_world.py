@@ -685,6 +685,8 @@ class Store:
         if (damage := self.world.damaged.get(step)) and not doubts:
             raise StagedDamaged(damage[0])
         self.world.save(step, wall=5.0)
+        branch = next((s.manifest.lineage for s in self.given if s.key == key and s.manifest is not None), "")
+        self.world.origins[step, f"save{step}-5.0"] = Recorded("", True, branch)
         return Restored(step, save_id, "", (), 0, 0)
 
 

@@ -115,6 +115,8 @@ class RunState(Document):
     """What an old run left is to be moved to quarantine, so that the next start is fresh."""
     evaluation: Text = ""
     """What training is stopped to evaluate; empty once it is started again."""
+    attach: Text = ""
+    """The start of the process that the operator named as the trainer: it needs no other tie."""
     ignored: tuple[Text, ...] = ()
     """Starts that the operator declared not to be this run's training (``podwatch start --ignore PID``)."""
     pause: Pause | None = None

@@ -10,11 +10,12 @@ begins before it has ended. A wait is an answer without either.
 
 "Ours" is the tree of the last start, supervised or attached. Readings that are older than the end of our last trainer
 show that trainer, so they count as absent (``Now.search``, ``Now.held``).
+
+One file, although long: the order of the rows is what it says.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from podwatch.domain.checkpoint import newest_whole
@@ -27,6 +28,21 @@ from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired, SensorState
 from podwatch.domain.starts import StartedBy, TrainerStart
+from podwatch.recovery.actions import (
+    Attach,
+    Clean,
+    Count,
+    Decision,
+    DropStart,
+    Evaluate,
+    Fetch,
+    Finish,
+    Phase,
+    RecordEnd,
+    Start,
+    Stop,
+    WantStop,
+)
 from podwatch.recovery.choose import Ask, Choice, Pending, choose_start
 from podwatch.trainer.rules import TrainerChoice, begun_since, choose_trainer
 
@@ -46,134 +62,6 @@ STORE_FIX: Final = (
     "correct the store or its key (finding `store-unavailable`); or, if no other pod trains this run, run `podwatch"
     " start`"
 )
-
-
-class Phase(StrEnum):
-    """What recovery is doing. The names are stable: ``status`` shows them."""
-
-    IDLE = "idle"
-    LOOKING = "looking"
-    STARTING = "starting"
-    CONFIRMING = "confirming"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    ENDING = "ending"
-    """A stop after the next save was requested: training continues until that save is complete."""
-    EVALUATING = "evaluating"
-    """Training is stopped for an evaluation; podwatch starts it again after that."""
-    BLOCKED = "blocked"
-    """Cannot start yet: GPU memory or a port is still held, or the operator has to decide."""
-    BACKOFF = "backoff"
-    GAVE_UP = "gave-up"
-    STOPPED = "stopped"
-    FINISHED = "finished"
-    ATTACHED = "attached"
-    """Watches a trainer that podwatch did not start."""
-    PAUSED = "paused"
-    """Maintenance: an action is pending until `podwatch unpause`."""
-    OBSERVING = "observing"
-    """Mode observe, and no trainer is known."""
-
-
-# -- actions and edits -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the tree of this start. ``evaluation``: what training is stopped to evaluate."""
-
-    start_id: str
-    why: str
-    evaluation: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    choice: Choice
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    tree: FoundTree
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    choice: Choice
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Record that training is finished, then end what is left of its tree."""
-
-    finding: Finding | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Clean:
-    """Move everything that an old run left to quarantine."""
-
-
-Action: TypeAlias = Stop | Start | Attach | Fetch | Evaluate | Finish | Clean
-
-
-@dataclass(frozen=True, slots=True)
-class RecordEnd:
-    """This start has ended, and that is no failure. ``wall``: when; None: now."""
-
-    start_id: str
-    wall: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Count the failure of this start. If its tree lives, ``stopping`` names it in the same edit."""
-
-    start_id: str
-    finding: Finding
-
-
-@dataclass(frozen=True, slots=True)
-class WantStop:
-    """``[training] stop``: training is unhealthy and stops, after a checkpoint above ``above`` where that is set."""
-
-    finding: Finding
-    above: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class DropStart:
-    """This start was recorded, and nothing of it was executed."""
-
-    start_id: str
-
-
-Edit: TypeAlias = RecordEnd | Count | WantStop | DropStart
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """``why`` is a sentence without its full stop; ``fix`` is what the operator does, empty where there is nothing.
-    ``kind``: the finding that reports this; None: another one does, or none is needed. ``due_wall``: when a wait ends
-    by itself at the latest."""
-
-    phase: Phase
-    why: str
-    fix: str = ""
-    action: Action | None = None
-    edit: Edit | None = None
-    kind: FindingKind | None = None
-    severity: Severity = Severity.CRITICAL
-    due_wall: float | None = None
-
-    @property
-    def rests(self) -> bool:
-        return self.action is None and self.edit is None
 
 
 # -- what the rows ask -------------------------------------------------------------------------------------------------
@@ -429,8 +317,9 @@ def our_trainer_has_ended(now: Now) -> Decision | None:
 def an_operator_started_a_trainer(now: Now) -> Decision | None:
     if now.search is None or not now.attaches:
         return None
-    tree = now.trees.attach
-    if not now.wants_training:
+    named = next((t for t in now.search.trees if t.start_id == now.run.attach and t.attachable), None)
+    tree = named or now.trees.attach
+    if named is None and not now.wants_training:
         # Only a trainer of this very run that was started since shows that its operator wants training again.
         since = [t for t in _trainers(_newer(now)) if now.wall - t.top.age > now.run.desired_wall]
         tree = since[0] if len(since) == 1 else None
@@ -654,20 +543,20 @@ def _would(would: Decision) -> str:
 
 
 def _after_the_next_save(now: Now, ours: Trainer, above: int) -> Decision:
-    """Training that is about to end, after the save of its last step or its finish line, is not stopped by that
-    save."""
-    newest = now.newest
+    """Training that is about to end, after the save of its last step or its finish line, is not stopped by that save.
+    One more save shows that it does not end there."""
+    saves = [s.step for s in now.facts.checkpoints if s.complete and s.of_line and s.step > above]
+    if not saves:
+        newest = now.newest
+        have = "there is no checkpoint yet" if newest is None else f"the newest checkpoint is step {newest}"
+        fix = "`podwatch start` cancels the stop; `podwatch stop-training` stops at once"
+        return Decision(Phase.ENDING, f"stop requested; training stops after its next save ({have})", fix)
     last = now.facts.last_step
-    saved = newest is not None and newest > above
-    is_last = saved and last is not None and newest is not None and above < last <= newest
-    if saved and not is_last and not ours.finish_line:
-        why = f"stop requested; step {newest} is saved"
-        return Decision(Phase.STOPPING, why, action=Stop(ours.start_id, why))
-    if saved:
-        return Decision(Phase.ENDING, f"stop requested; step {newest} is the last one, so training ends on its own")
-    have = "there is no checkpoint yet" if newest is None else f"the newest checkpoint is step {newest}"
-    fix = "`podwatch start` cancels the stop; `podwatch stop-training` stops at once"
-    return Decision(Phase.ENDING, f"stop requested; training stops after its next save ({have})", fix)
+    if ours.finish_line or (last is not None and above < last and len([step for step in saves if step >= last]) == 1):
+        why = f"stop requested; step {max(saves)} is the last one, so training ends on its own"
+        return Decision(Phase.ENDING, why)
+    why = f"stop requested; step {max(saves)} is saved"
+    return Decision(Phase.STOPPING, why, action=Stop(ours.start_id, why))
 
 
 def _unseen_start(now: Now) -> Decision | None:

@@ -19,7 +19,7 @@ from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal
-from podwatch.recovery.decide import Phase as Phase
+from podwatch.recovery.actions import Phase as Phase
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.base import Sensor
