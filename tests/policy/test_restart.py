@@ -228,9 +228,12 @@ def test_stepping_back_stops_when_every_checkpoint_fails_alike() -> None:
     assert backs == 2
 
 
-def test_resumed_wrong_steps_back_at_once() -> None:
+def test_a_trainer_that_ignores_its_resume_argument_is_no_reason_to_step_back() -> None:
     history = succeeded(RestartHistory(), 0.0, RECOVERY)
-    assert fail(history, 5.0, kind=FindingKind.RESUMED_WRONG, loaded=True, made_step=True).step_back
+    for made_step in (True, False, False):
+        decision = fail(history, 5.0, kind=FindingKind.RESUMED_WRONG, loaded=True, made_step=made_step)
+        assert not decision.step_back
+        history = decision.history
 
 
 def test_a_new_pod_with_a_damaged_newest_set_goes_back_once() -> None:

@@ -73,8 +73,9 @@ MACHINE_FAULTS = frozenset({FindingKind.GPU_FAULT, FindingKind.GPU_LOST, Finding
 """Findings that show a machine fault while a start runs."""
 MACHINE_RULES = frozenset({"nccl", "cuda-out-of-memory"})
 """Log rules that show one. The rule for CUDA errors also matches a program's own assertion, so it is not among them."""
-_LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG, FindingKind.RESUMED_WRONG})
-"""Kinds of failure that a checkpoint can cause. A dead engine or a lost GPU cannot."""
+_LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG})
+"""Kinds of failure that a checkpoint can cause. A dead engine or a lost GPU cannot; a trainer that ignores its resume
+argument would ignore the next one, too."""
 
 
 class Action(StrEnum):
@@ -156,9 +157,7 @@ def after_failure(history: RestartHistory, failure: Failure, settings: "Settings
     )
     allowed = MAX_STEP_BACKS_PER_STREAK if worked else 1
     step_back = proven is not None and history.step_backs < allowed
-    step_back = step_back and (
-        failure.kind is FindingKind.RESUMED_WRONG or loads.get(proven or 0, 0) >= settings.trainer.resume_attempts
-    )
+    step_back = step_back and loads.get(proven or 0, 0) >= settings.trainer.resume_attempts
     if step_back:
         # The older step gets its own tries.
         history = replace(history, step_backs=history.step_backs + 1, tries_without_step=0)
@@ -220,21 +219,15 @@ def _backoff(count: int, recovery: "RecoverySettings", jitter: float) -> float:
 def _proven_failed_load(failure: Failure) -> int | None:
     """The step whose load provably failed, or None."""
     step = failure.resumed_from
-    if step is None or (failure.made_step and failure.kind is not FindingKind.RESUMED_WRONG):
+    if step is None or failure.made_step or failure.kind not in _LOAD_FAILURE_KINDS or fault_of_machine(failure):
         return None
-    if failure.kind not in _LOAD_FAILURE_KINDS:
-        return None
-    if failure.kind is not FindingKind.RESUMED_WRONG and fault_of_machine(failure):
-        return None
-    if failure.loaded or failure.kind is FindingKind.RESUMED_WRONG:
+    if failure.loaded:
         return step
     return step if shows_failed_load((*failure.last_lines, failure.explained_by), step) else None
 
 
 def _why_back(failure: Failure) -> str:
     step = failure.resumed_from
-    if failure.kind is FindingKind.RESUMED_WRONG:
-        return f"training did not continue from step {step}"
     if failure.loaded:
         return f"training loaded step {step} and failed again before a new step"
     return f"loading step {step} failed again"

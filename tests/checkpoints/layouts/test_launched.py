@@ -8,7 +8,7 @@ import pytest
 from podwatch.checkpoints.command import Command, launched_processes
 from podwatch.checkpoints.trainers import KINDS, Site
 from podwatch.recovery.choose import other_world
-from podwatch.recovery.resume_point import saved_by
+from podwatch.recovery.observe import saved_by
 from tests.support.golden import GOLDENS
 
 
