@@ -220,19 +220,15 @@ class RecoveryContext:
     async def start_was_seen(self, start_id: str) -> None:
         """Record that this start has happened: a request for it is fulfilled."""
         await self.tools.run_file.edit(
-            lambda run: replace(run, wanted=None, fresh=False, requested=False, evaluation="").with_start(
-                start_id, seen=True
-            )
+            lambda run: replace(
+                run, wanted=None, fresh=False, requested=False, evaluation="", next_try_wall=None
+            ).with_start(start_id, seen=True)
         )
 
     def is_counted(self, start_id: str) -> bool:
         """Whether the end of this start was counted as a failure."""
         start = self.run.start(start_id)
         return start is not None and start.counted
-
-    def is_confirmed(self, start_id: str) -> bool:
-        start = self.run.start(start_id)
-        return start is not None and start.confirmed
 
     @property
     def desired(self) -> Desired:

@@ -28,9 +28,11 @@ from podwatch.domain.facts import (
     Trainer,
 )
 from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.lease import LeaseAction
+from podwatch.domain.process import ATTACHED_ID
 from podwatch.domain.run import Mutation, Pause
 from podwatch.domain.run_state import Stopping
-from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot, Supervision, observed, unobserved
+from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot, observed, unobserved
 from podwatch.domain.starts import StartedBy
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import Journal
@@ -143,9 +145,7 @@ class Observer:
     def search_is_due(self, *, soon: bool) -> bool:
         """Whether a decision needs a younger search than there is."""
         handle = self.context.handle
-        if handle is not None and handle.supervision is Supervision.SUPERVISED:
-            return False
-        if handle is not None and self.trainer_lives:
+        if handle is not None and (self.trainer_lives or not is_by_hand(handle)):
             return False
         age = self.context.tools.clock.monotonic() - self.search.at
         young = self.search.at >= self.context.free_since
@@ -157,12 +157,12 @@ class Observer:
         return self.context.handle is not None and self._ended_at[0] != self.context.handle.start_id
 
     async def trainer(self) -> Trainer | None:
-        """The watched one. A supervised one lives until its supervisor has recorded its end and was released."""
+        """The watched one. One that podwatch started lives until it was released, also if its supervisor was killed."""
         handle, clock = self.context.handle, self.context.tools.clock
         if handle is None:
             return None
         status = await handle.exit_status()
-        attached = handle.supervision is Supervision.ATTACH
+        attached = is_by_hand(handle)
         lives = not attached or status is None
         if status is None:
             self._ended_at = ("", 0.0)
@@ -316,7 +316,10 @@ class Observer:
         if context.pausing and run.pause is None:
             run = replace(run, pause=Pause(wall))
         follows = tools.follows
-        lease = None if tools.store.lease is None else StoreFacts(lease=tools.standing, error=tools.store_error)
+        standing, lease = tools.standing, None
+        if tools.store.lease is not None:
+            error = tools.store_error if standing.act is LeaseAction.ASK else ""
+            lease = StoreFacts(lease=standing, error=error)
         return Facts(
             pod=replace(snapshot, at=now, wall=wall, gpus=tools.gpus.latest()),
             run=run,
@@ -352,6 +355,11 @@ class Observer:
         if not free.observed and not free.holders:
             return unobserved(SensorState.BLIND, now, "GPU memory has not been observed yet")
         return observed(free.holders, now)
+
+
+def is_by_hand(handle: TrainerHandle) -> bool:
+    """Whether podwatch did not start it. One whose supervisor was killed is watched in the same way, and is ours."""
+    return handle.start_id.startswith(ATTACHED_ID)
 
 
 # -- run.json, and the trainer that it names ---------------------------------------------------------------------------

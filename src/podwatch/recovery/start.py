@@ -188,7 +188,6 @@ class Starter:
                 wandb=dict(prepared.wandb),
                 gpu_base=gpus_and_ports_free.merge_base(run.gpu_base, now),
                 yielded=False,  # podwatch owns the trainer that it starts now
-                next_try_wall=None,
             )
 
         self.context.committed = True
