@@ -183,6 +183,9 @@ class Recovery:
         self.closed = False
         self.task: asyncio.Task[None] | None = None
         self._action: Action | None = None
+        self._done: Action | None = None
+        self._repeated = 0
+        """How often the last action was carried out in a row before."""
         self._woken, self._thinking = asyncio.Event(), False
         self._findings: tuple[Finding, ...] = ()
         self._of = ""
@@ -412,8 +415,12 @@ class Recovery:
         if decision.edit is not None:
             raise InternalError("the table of decisions goes round in circles", fix="please report this")
         if decision.action is not None:
+            self._repeated = self._repeated + 1 if decision.action == self._done else 0
+            self._done = decision.action
             await self._carry_out(decision.action)
-            return 0.0
+            # What an action finds can lead to the same one once more, as long as a checkpoint keeps changing.
+            return WAIT_POLL if self._repeated > 1 else 0.0
+        self._done, self._repeated = None, 0
         if decision.phase is Phase.ENDING:
             return SAVE_POLL
         if self.context.handle is not None or decision.phase in (Phase.STOPPED, Phase.FINISHED, Phase.IDLE):
