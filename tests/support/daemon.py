@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.support import contract, own_times, warm
 
-PATIENCE = float(os.environ.get("PODWATCH_TESTS_PATIENCE", "3"))
+PATIENCE = float(os.environ.get("TESTS_PATIENCE", "3"))
 """Times what a wait takes at most on a machine that does nothing else. A machine of a gate does more than one thing."""
 
 
