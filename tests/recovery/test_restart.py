@@ -486,7 +486,7 @@ async def test_numbers_that_count_saves_are_no_steps(world: World) -> None:
     assert (incident.resumed_step, incident.lost_steps) == (15, None)
 
 
-async def test_resumed_wrong_is_stopped_and_asked_about(world: World) -> None:
+async def test_resumed_wrong_is_stopped_and_waits_for_a_person(world: World) -> None:
     podwatch = await running(world)
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
@@ -494,11 +494,15 @@ async def test_resumed_wrong_is_stopped_and_asked_about(world: World) -> None:
     await podwatch.quiet()
     assert len(world.alive()) == 1, "one sighting is not enough"
     podwatch.see(3)
-    await podwatch.until(Phase.BLOCKED)
-    assert (world.alive(), len(world.plans)) == ([], 2), "never a step back"
+    await podwatch.until(Phase.GAVE_UP)
+    assert (world.alive(), len(world.plans)) == ([], 2), "no checkpoint is at fault: podwatch does not step back"
     assert podwatch.catalogue.layout.numbers("checkpoints") == [5, 10, 15], "nothing is moved for it"
     assert 15 in podwatch.recovery.state.protect
-    assert {f.kind for f in podwatch.recovery.findings()} == {FindingKind.RESUMED_WRONG}
+    assert {f.kind for f in podwatch.recovery.findings()} == {FindingKind.RESUMED_WRONG, FindingKind.GAVE_UP}
+    world.clock.advance(7200)
+    podwatch.see()
+    await podwatch.quiet()
+    assert podwatch.recovery.state.phase is Phase.GAVE_UP, "each further start would train the same steps again"
     await podwatch.recovery.requests.start()
     await podwatch.until(Phase.CONFIRMING)
     assert world.plans[-1].step == 15, "the operator's start decides"

@@ -405,7 +405,8 @@ def the_next_try_is_not_due(now: Now) -> Decision | None:
     # A clock that was set back must not make a wait longer than any can be.
     waits = 0.0 < left <= max(recovery.backoff_max, recovery.retry_after_give_up)
     if run.history.gave_up and (due is None or recovery.on_give_up == "exit" or waits):
-        return _asks(now) or Decision(
+        asks = None if due is None else _asks(now)
+        return asks or Decision(
             Phase.GAVE_UP,
             "podwatch gave up restarting",
             "fix the cause, then run `podwatch start`; podwatch still guards the checkpoints",

@@ -260,7 +260,7 @@ class Performer:
         if decision is not None:
             self.failures.report(decision, told, lines, attempt)
         self._evidence = (incident.id, finding, tails)
-        self._died = (incident.id, attempt.last_step if attempt is not None and attempt.steps_read else None)
+        self._died = (incident.id, None if attempt is None else attempt.counted_step)
 
     async def _refuse(self, finding: Finding) -> None:
         """Keep the step that training did not continue from, and those above, and choose none of them."""
@@ -273,7 +273,7 @@ class Performer:
             FindingKind.RESUMED_WRONG,
             Severity.CRITICAL,
             finding.summary,
-            "check the checkpoint and [trainer] resume_args; `podwatch start --step N` resumes from it anyway",
+            "check that the training script uses its resume argument ([trainer] resume_args), then `podwatch start`",
         )
 
     # -- stop and finish
