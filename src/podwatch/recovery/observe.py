@@ -303,9 +303,6 @@ class Observer:
         self.missing_in_store.add(key)
         return True
 
-    def pending(self, title: str, *, idle: bool) -> PendingEvaluation:
-        return PendingEvaluation(title, due=True, idle=idle)
-
     # -- all of it
 
     async def facts(self) -> Facts:

@@ -1,7 +1,8 @@
 """The seven actions. Each can be repeated after a kill at any point, and be cancelled between its steps.
 
 An action does one thing and returns; whether anything follows is the next decision. What it finds meanwhile that only
-an operator can decide becomes ``Observer.question``.
+an operator can decide becomes ``Observer.question``. One file, although long: what the actions may assume of each other
+stands side by side.
 """
 
 import asyncio

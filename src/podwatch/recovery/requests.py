@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from podwatch.checkpoints.trackers import wrong_trackers
 from podwatch.domain.errors import Busy, PodwatchError, UsageError
+from podwatch.domain.facts import PendingEvaluation
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.process import FoundTree
@@ -220,7 +221,7 @@ class Requests:
             return Outcome(f"training could not be started again: {error}")
         over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self.performer.evaluating = Evaluating(work, over)
-        self.observer.evaluation = self.observer.pending(work.title, idle=self.idle)
+        self.observer.evaluation = PendingEvaluation(work.title, due=True, idle=self.idle)
         self.context.evaluation = work.title
         self._hand.wake()
         return await over
