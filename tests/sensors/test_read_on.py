@@ -185,7 +185,7 @@ async def test_an_end_waits_for_logs_that_are_read_slowly(tmp_path: Path) -> Non
     podwatch.sensor.begin_start(time.time(), "s1")
     await podwatch.sensor.look_again()
     go.clear()  # each read takes 5 s now, and one is under way already when the trainer ends
-    podwatch.sensor.refresh()
+    podwatch.sensor.wake()
     await asyncio.sleep(0.2)
     log(podwatch.log, *FINISH)
     with subprocess.Popen(["true"]) as process:

@@ -29,7 +29,7 @@ from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import GpuReader, GpuSensor
-from podwatch.sensors.inference import Servers
+from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.match_log_rules import LogRulesSensor
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import PingInbox, ProgressSensor
@@ -127,7 +127,7 @@ class Sensing:
     progress: ProgressSensor
     log_rules: LogRulesSensor
     inbox: PingInbox
-    servers: Servers
+    servers: InferenceSensor
 
 
 @dataclass(frozen=True, slots=True)

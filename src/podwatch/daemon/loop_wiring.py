@@ -74,7 +74,7 @@ def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
         records=parts.checkpoints.catalogue.records,
         rescan=parts.checkpoints.rescans.wake,
         abandon=_nothing_uploads if backup is None else backup.abandon,
-        refresh_disk=parts.sensing.disk.refresh,
+        refresh_disk=parts.sensing.disk.wake,
         remover=parts.deletion.remover,
         measurements=parts.checkpoints.measurements,
         worker=parts.deletion.worker,

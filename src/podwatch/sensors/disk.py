@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.domain.snapshot import DiskSample, Reading, SensorState, observed, unobserved
-from podwatch.sensors.base import Poller, Read
+from podwatch.sensors.base import PolledSensor, Read
 from podwatch.system.clock import Clock
 
 POLL = 10.0
@@ -47,7 +47,7 @@ def look(path: Path) -> _Seen:
             )
 
 
-class DiskSensor:
+class DiskSensor(PolledSensor[_Seen, DiskSample]):
     """statvfs in a daemon thread with a deadline.
 
     ``free`` is ``f_bavail``, the space that an unprivileged writer can still use: a trainer that runs as a user cannot
@@ -76,32 +76,14 @@ class DiskSensor:
         role: str = "",
     ) -> None:
         """``known_bytes`` runs on the event loop and must not block. ``role``: what is on it (``DiskSample``)."""
+        super().__init__(clock, poll=poll, deadline=deadline)
+        self.name = f"disk {role}" if role else self.name
         self.path, self._role = path, role
         """The path can change during training."""
-        self._clock = clock
         self._capacity = capacity_bytes
         self._known = known_bytes
         self._asked_at = float("-inf")
         """A reading is as old as its question: what was removed before that is free in it."""
-        self._poller: Poller[_Seen, DiskSample] = Poller(
-            f"disk {role}" if role else self.name, clock, self, poll=poll, deadline=deadline
-        )
-
-    async def start(self) -> None:
-        self.start_polling()
-
-    def start_polling(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
-
-    def refresh(self) -> None:
-        """Read again now, for instance after something was removed."""
-        self._poller.wake()
-
-    def latest(self) -> Reading[DiskSample]:
-        return self._poller.latest()
 
     def prepare(self) -> Read[_Seen]:
         self._asked_at = self._clock.monotonic()
@@ -163,7 +145,7 @@ class DisksSensor:
     def refresh(self) -> None:
         """Read all again now."""
         for place in self._places.values():
-            place.refresh()
+            place.wake()
 
     def _follow(self) -> None:
         """Follow new paths: parts become known with the first save, so this runs rarely. A role that is gone is still
@@ -176,7 +158,7 @@ class DisksSensor:
             place = self._places.get(role)
             if place is None:
                 place = self._places[role] = DiskSensor(path, self._clock, poll=self._poll, role=role)
-                place.start_polling()
+                place.begin()
             place.path = path
 
     def latest(self) -> Reading[tuple[DiskSample, ...]]:

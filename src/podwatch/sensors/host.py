@@ -5,13 +5,12 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 from podwatch.domain.process import ProcessIdentity, ProcessSample
 from podwatch.domain.snapshot import FileUse, HostSample, Reading, SensorState, TrainerSample, observed, unobserved
-from podwatch.sensors.base import Poller, Read
+from podwatch.sensors.base import PolledSensor, Read, Sensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.system.clock import Clock
 
@@ -34,13 +33,7 @@ class _Seen:
     problem: str = ""
 
 
-class TreeReadings(Protocol):
-    """The trainer's processes as last seen (``sensors.processes``)."""
-
-    def latest(self) -> Reading[TrainerSample]: ...
-
-
-class HostSensor:
+class HostSensor(PolledSensor[_Seen, HostSample]):
     """Reads the host, and the files and memory group of the trainer's processes.
 
     Open files are counted from the size of ``/proc/PID/fd``, which Linux 6.2 and later show to every user, else by
@@ -54,29 +47,21 @@ class HostSensor:
         self,
         clock: Clock,
         *,
-        trainer: TreeReadings,
+        trainer: Sensor[TrainerSample],
         xids: XidInbox,
         poll: float = POLL,
         deadline: float = DEADLINE,
         proc: Path = Path("/proc"),
         shm: Path = Path("/dev/shm"),
     ) -> None:
-        self._clock, self._trainer, self._xids, self._proc, self._shm = clock, trainer, xids, proc, shm
+        super().__init__(clock, poll=poll, deadline=deadline, max_stuck=1)
+        self._trainer, self._xids, self._proc, self._shm = trainer, xids, proc, shm
         self._limits: dict[ProcessIdentity, int] = {}
         self._looks = 0
-        self._poller: Poller[_Seen, HostSample] = Poller(
-            self.name, clock, self, poll=poll, deadline=deadline, max_stuck=1
-        )
-
-    async def start(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
 
     def latest(self) -> Reading[HostSample]:
         """The newest reading. XIDs are as new as the inbox, the rest as new as the last poll."""
-        reading = self._poller.latest()
+        reading = super().latest()
         xids = self._xids.newest()
         if reading.value is None or reading.value.xids == xids:
             return reading
