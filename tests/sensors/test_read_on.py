@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -139,6 +140,7 @@ async def test_a_look_that_was_under_way_takes_nothing_back(tmp_path: Path) -> N
 
 class Handle:
     start_id, supervision, started_wall = "s1", Supervision.SUPERVISED, 0.0
+    ended, terminal_used = MappingProxyType[tuple[int, int], ExitStatus]({}), None
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process

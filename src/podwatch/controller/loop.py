@@ -7,13 +7,12 @@ next turn compares the provider's list with the records.
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from podwatch.controller.configuration import LONGEST_CALL_SECONDS, ControllerConfiguration
 from podwatch.controller.decide import Action, Decision, control_wanted, decide
 from podwatch.controller.machines import Listing
 from podwatch.controller.observe import Facts, observe
-from podwatch.controller.provider import OutcomeUnknown, ProviderError
+from podwatch.controller.provider import OutcomeUnknown, ProviderCommand, ProviderError
 from podwatch.controller.records import Bill, ControllerRecords, MachineRecord, RecordFile
 from podwatch.controller.run_view import RunView
 from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
@@ -29,16 +28,6 @@ RETRY_SECONDS = 60.0
 """Until the destruction of a machine that failed is tried again."""
 
 
-class Provider(Protocol):
-    """``ProviderCommand`` is one."""
-
-    def list(self, run_id: str) -> Listing: ...
-    def create(
-        self, run_id: str, generation: int, label: str, max_price: float, env: Mapping[str, str]
-    ) -> tuple[str, float]: ...
-    def destroy(self, machine: str, label: str) -> None: ...
-
-
 @dataclass
 class Controller:
     """One run. ``act`` False: everything but reading is left out. ``parallel``: ask several providers at once."""
@@ -47,7 +36,7 @@ class Controller:
     view: RunView
     file: RecordFile
     records: ControllerRecords
-    providers: Mapping[str, Provider]
+    providers: Mapping[str, ProviderCommand]
     clock: StoreClock
     act: bool = True
     parallel: bool = True
