@@ -8,7 +8,7 @@ from pathlib import Path
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.trainers import trainer_logs
 from podwatch.config.settings import Settings
-from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run, Sensing
+from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run
 from podwatch.daemon.held_back_findings import believed_progress
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.detection.learned import Learned
@@ -32,7 +32,7 @@ from podwatch.trainer.process_roles import RolePatterns
 
 def build_sensing(
     settings: Settings, run: Run, checkpoints: Checkpoints, log_path: Path, gpu_reader: GpuReader | None
-) -> Sensing:
+) -> Sensors:
     clock, poll, gpu = run.clock, settings.gpu.poll, settings.gpu
     catalogue, measurements = checkpoints.catalogue, checkpoints.measurements
     xids = XidInbox(clock)
@@ -49,30 +49,18 @@ def build_sensing(
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
     log_rules = LogRulesSensor(clock, run.config.policies.log_rules)
     metrics = TrainingSensor(clock, MetricReader(trainer_logs(settings)))
-    inbox = PingInbox(clock)
-    progress = _progress(settings, run, catalogue, inbox, log_path, (log_rules, metrics))
+    progress = _progress(settings, run, catalogue, log_path, (log_rules, metrics))
     processes = ProcessSensor(clock, poll=poll, logs=progress, roles=_roles(settings))
-    servers = _inference(settings, run, processes)
-    return Sensing(
-        sensors=Sensors(
-            gpus=gpus,
-            trainer=processes,
-            disk=disk,
-            inference=servers,
-            progress=progress,
-            host=HostSensor(clock, trainer=processes, xids=xids),
-            logs=log_rules,
-            training=metrics,
-            disks=disks,
-        ),
+    return Sensors(
         gpus=gpus,
+        trainer=processes,
         disk=disk,
-        disks=disks,
-        processes=processes,
+        inference=_inference(settings, run, processes),
         progress=progress,
-        log_rules=log_rules,
-        inbox=inbox,
-        servers=servers,
+        host=HostSensor(clock, trainer=processes, xids=xids),
+        logs=log_rules,
+        training=metrics,
+        disks=disks,
     )
 
 
@@ -80,7 +68,6 @@ def _progress(
     settings: Settings,
     run: Run,
     catalogue: Catalogue,
-    inbox: PingInbox,
     log_path: Path,
     readers: tuple[LogRulesSensor, TrainingSensor],
 ) -> ProgressSensor:
@@ -92,7 +79,7 @@ def _progress(
         run.clock,
         lambda: believed_progress(layout.progress(), catalogue.sets),
         logs=Sources(trainer.output_dir, trainer.logs or layout.log_globs(), (log_path,)),
-        inbox=inbox,
+        inbox=PingInbox(run.clock),
         finish_lines=layout.finish_lines,
         poll=max(poll, min(2 * poll, PROGRESS_POLL)),
         readers=readers,

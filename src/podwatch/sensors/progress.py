@@ -121,7 +121,7 @@ class ProgressSensor(PolledSensor[_Look, tuple[ProgressSample, ...]]):
         self._files = files
         self._sources = logs
         self._extra = frozenset(str(path) for path in logs.paths)
-        self._inbox = inbox
+        self.inbox = inbox
         self._finish_lines = finish_lines
         self._other_readers, self._figures = readers, figures
         self._make_reader = steps
@@ -194,7 +194,7 @@ class ProgressSensor(PolledSensor[_Look, tuple[ProgressSample, ...]]):
             return unobserved(SensorState.PENDING, reading.at, "no reading since this start")
         pings = tuple(
             ProgressSample(ProgressSource.HEARTBEAT, role, at)
-            for role, at in self._inbox.newest()
+            for role, at in self.inbox.newest()
             if at >= self._boundary_at
         )
         return Reading(reading.state, reading.at, self._in_order() + pings, reading.detail)
