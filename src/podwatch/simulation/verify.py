@@ -132,17 +132,13 @@ class Watching:
 
     def step(self) -> int | None:
         """The newest step that the trainer has reported since its last start."""
-        logs = self._pod.output_dir / "logs"
-        found: list[int] = []
-        for path in (logs / "trainer.stdout", logs / "trainer.log"):
-            try:
-                with path.open("rb") as file:
-                    size = file.seek(0, 2)
-                    file.seek(max(0, size - _TAIL))
-                    found += [int(number) for number in _STEP.findall(file.read())]
-            except FileNotFoundError:
-                continue
-        return max(found, default=None)
+        try:
+            with (self._pod.output_dir / "logs" / "trainer.log").open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _TAIL))
+                return max((int(number) for number in _STEP.findall(file.read())), default=None)
+        except FileNotFoundError:
+            return None
 
     def resumed_from(self) -> int | None:
         """The step on the command line of the running launcher, from the process list."""
