@@ -19,8 +19,6 @@ from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
 from podwatch.store.interfaces import StoreClock
 
-MOST_ROUNDS = 12
-"""Further turns of one ``--once``."""
 AGAIN_SECONDS = 5.0
 FRESH_SECONDS = 60.0
 """Nothing is done on what was read longer ago: a frozen controller would take its own absence for the pod's."""
@@ -163,7 +161,7 @@ def _done(decision: Decision, result: str, code: ExitCode = ExitCode.OK, next_tu
 def once(controller: Controller, sleep: Callable[[float], None], report: Callable[[Decision], None]) -> ExitCode:
     """Take turns until nothing is left to do now. Returns the exit code of the last one."""
     report(decision := controller.turn())
-    for _ in range(MOST_ROUNDS):
+    for _ in range(12):  # at most so many more turns
         if not decision.soon:
             break
         sleep(decision.next_turn)

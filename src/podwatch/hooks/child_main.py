@@ -35,11 +35,8 @@ HEAD_BYTES, TAIL_BYTES = 512 << 10, 64 << 10
 """Of the output of one run, the start and the end are kept."""
 LOCK_SECONDS = 20.0
 """How long an interrupted run may take to end before the next one of this hook starts."""
-LEFT_SECONDS = 10.0
-"""For ending what SIGKILL does not end at once: a process that the disk holds."""
 TURN_SECONDS, DISK_TURN_SECONDS = 0.2, 0.05
 """Between two looks at the command; and at the free space, where some must stay: a disk takes about 1 GB/s."""
-DRAIN_SECONDS = 1.0
 
 
 class Output:
@@ -92,7 +89,7 @@ def descendants(root: int) -> list[int]:
 
 def end_descendants(reap: Callable[[], None]) -> int:
     """SIGKILL everything below this process; returns how many could not be ended."""
-    end = time.monotonic() + LEFT_SECONDS
+    end = time.monotonic() + 10.0  # a process that the disk holds does not end at once
     while left := descendants(os.getpid()):
         for pid in left:
             with suppress(OSError):
@@ -237,7 +234,7 @@ class Run:
         return end_descendants(self._reap)
 
     def _drain(self, reader: int) -> None:
-        end = time.monotonic() + DRAIN_SECONDS
+        end = time.monotonic() + 1.0
         while time.monotonic() < end:
             if not select.select([reader], [], [], 0.0)[0] or not self._read(reader):
                 return

@@ -36,10 +36,6 @@ from podwatch.system.clock import Clock, either
 SCHEMA_VERSION: Final = 1
 PAGE: Final = 500
 """Events read at once."""
-MOST_PENDING: Final = 200
-"""More stay in the journal until these have run."""
-MOST_DONE: Final = 50
-"""Ids of successful occasions that are remembered: an event that is reported again is not run again."""
 JOURNAL_PAUSE: Final = 10.0
 """Seconds until the next try while the journal cannot be written: a run without a record must not happen."""
 
@@ -173,7 +169,8 @@ class HookLine:
         waiting = [replace(one, interrupted=one.interrupted - 1) for one in self._pending if one.interrupted]
         running = (*self._begun.values(), *waiting)
         failures = self.failures if failures is None else failures
-        kept = Kept(self._cursor, failures, self.why, tuple(self._done[-MOST_DONE:]), running)
+        # The newest successes are remembered: an event that is reported again is not run again.
+        kept = Kept(self._cursor, failures, self.why, tuple(self._done[-50:]), running)
         await self._desk.journal.run(Journal.record, key_of(self.hook.name), kept.to_json())
 
     # -- work
@@ -198,7 +195,7 @@ class HookLine:
     async def _gather(self) -> None:
         """Read the events since the last look."""
         journal = self._desk.journal
-        while len(self._pending) < MOST_PENDING or self.hook.coalesce:
+        while len(self._pending) < 200 or self.hook.coalesce:  # more stay in the journal until these have run
             page = await journal.run(Journal.events, after_id=self._read_to, limit=PAGE)
             for event in page:
                 self._read_to = max(self._read_to, event.id)

@@ -30,7 +30,6 @@ from podwatch.journal.open_database import connect, environmental, host_error, o
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
-MAX_INCIDENTS: Final = 1_000
 ROTATE_EVERY: Final = 256
 """Writes between two rotations, so that trimming costs little."""
 
@@ -374,7 +373,7 @@ class Journal:
         try:
             for table, most, which in (
                 ("events", MAX_EVENTS, "1"),
-                ("incidents", MAX_INCIDENTS, "closed_wall IS NOT NULL"),
+                ("incidents", 1_000, "closed_wall IS NOT NULL"),
             ):
                 oldest = f"SELECT id FROM {table} ORDER BY id DESC LIMIT 1 OFFSET ?"  # noqa: S608 - of our schema
                 self._connection.execute(f"DELETE FROM {table} WHERE {which} AND id <= ({oldest})", (most,))  # noqa: S608

@@ -50,8 +50,6 @@ Read: TypeAlias = Callable[[], R]
 SLOTS = ("gpu", "processes", "progress", "host")
 MAX_STUCK = 4
 """Maximum number of abandoned threads. More would only queue for the same lock in the driver or file system."""
-MAX_BACKOFF = 300.0
-"""Maximum seconds between attempts: a driver that works again is noticed within five minutes."""
 CLOSE_PATIENCE = 1.0
 """Seconds that stop() waits for an orderly close."""
 
@@ -153,7 +151,7 @@ class PolledSensor(ABC, Generic[R, T]):
                 if self._worker.stuck:
                     self._leave_behind(began)
                     await self._wait_for_better(backoff)
-                    backoff = min(backoff * 2, MAX_BACKOFF)
+                    backoff = min(backoff * 2, 300.0)  # a driver that works again is noticed within five minutes
                     continue
                 text = f"{type(error).__name__}: {error}"
                 reading = unobserved(SensorState.BLIND, self._clock.monotonic(), text)

@@ -114,10 +114,6 @@ class DiskSensor(PolledSensor[_Seen, DiskSample]):
         return reading
 
 
-OTHERS_POLL = 30.0
-"""Seconds. The other filesystems fill more slowly than the one with the saves, and podwatch removes nothing there."""
-
-
 class DisksSensor:
     """Every other file system that the run or podwatch writes to, each in a thread of its own: one that hangs must not
     blind the others. ``places`` gives role -> path; it runs on the event loop and must not block. A file system that
@@ -125,7 +121,8 @@ class DisksSensor:
 
     name = "disks"
 
-    def __init__(self, places: Callable[[], Mapping[str, Path]], clock: Clock, poll: float = OTHERS_POLL) -> None:
+    # Read rarely: they fill more slowly than the one with the saves, and podwatch removes nothing there.
+    def __init__(self, places: Callable[[], Mapping[str, Path]], clock: Clock, poll: float = 30.0) -> None:
         self._wanted, self._clock, self._poll = places, clock, poll
         self._places: dict[str, DiskSensor] = {}
         self._started = False

@@ -19,10 +19,6 @@ from podwatch.system.clock import Clock
 POLL = 10.0
 """Seconds. Memory that runs out within ten seconds is found afterwards by the OOM counter."""
 DEADLINE = 10.0
-FILES_SHOWN = 5
-LIMITS_KEPT = 30
-"""Polls for which a process's limit is cached (five minutes): vLLM raises its own once, at the start."""
-UNLIMITED_FILES = 1 << 40
 _NOFILE = re.compile(rb"^Max open files +(\d+|unlimited)", re.MULTILINE)
 
 
@@ -71,7 +67,8 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
         trainer = self._trainer.latest().value
         tree = trainer.descendants if trainer is not None else ()
         self._looks += 1
-        limits = dict(self._limits) if self._looks % LIMITS_KEPT else {}
+        # Limits are read again every five minutes: vLLM raises its own once, at the start
+        limits = dict(self._limits) if self._looks % 30 else {}
         return lambda: self._look(tree, limits)
 
     def absorb(self, seen: _Seen) -> Reading[HostSample]:
@@ -128,7 +125,7 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
             known[process.identity] = limit
             found.append(FileUse(pid, process.name, used, limit))
         found.sort(key=lambda use: (-use.open_files / use.limit, use.pid))
-        return tuple(found[:FILES_SHOWN]), unreadable, known
+        return tuple(found[:5]), unreadable, known
 
     def _count(self, pid: int) -> int:
         path = f"{self._proc}/{pid}/fd"
@@ -139,7 +136,7 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
         match = _NOFILE.search((self._proc / str(pid) / "limits").read_bytes())
         if match is None:
             raise ValueError("no limit found")
-        return UNLIMITED_FILES if match[1] == b"unlimited" else max(1, int(match[1]))
+        return 1 << 40 if match[1] == b"unlimited" else max(1, int(match[1]))
 
     def _shm_room(self) -> tuple[int, int] | None:
         try:
@@ -154,11 +151,6 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
 # Limit, use and OOM kills, under cgroup v2 and v1. Reads /proc and /sys; may block. Use excludes the page cache: a
 # trainer that writes checkpoints fills any limit with cache, which the kernel reclaims before it kills a process.
 # In-memory files (/dev/shm) are not on the cache lists, so they count as use.
-
-UNLIMITED = 1 << 60
-"""v1 has no "max": an unlimited group shows a number near 2^63."""
-DEPTH = 32
-"""Ancestors that are read. A pod has four to eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +224,7 @@ def read(pid: int, proc: Path = Path("/proc")) -> Memory | None:
     own = directory_of(mount, group)
     tightest: tuple[float, int, int] | None = None
     directory = own
-    for _ in range(DEPTH):
+    for _ in range(32):  # a pod has four to eight
         limit, used = _limit(directory, mount.version), _used(directory, mount.version)
         if limit and used is not None and (tightest is None or used / limit > tightest[0]):
             tightest = (used / limit, limit, used)
@@ -248,7 +240,8 @@ def read(pid: int, proc: Path = Path("/proc")) -> Memory | None:
 
 def _limit(directory: Path, version: int) -> int | None:
     value = _number(directory / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
-    return value if value is not None and 0 < value < UNLIMITED else None
+    # v1 has no "max": an unlimited group shows a number near 2^63
+    return value if value is not None and 0 < value < (1 << 60) else None
 
 
 def _used(directory: Path, version: int) -> int | None:

@@ -38,8 +38,6 @@ LIVENESS_TIMEOUT = 35.0
 """Seconds. prime-rl's route times out after 30 s and answers 503; a little longer, so that podwatch receives that
 answer."""
 SLEEPING_TIMEOUT = 5.0
-ROUTE_RETRY = 600.0
-"""Seconds until a route that a server does not have (404) is requested again: the server may have been upgraded."""
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -277,7 +275,7 @@ class SlowRoutes(PolledSensor[tuple[Inside, frozenset[str]], Inside]):
     def absorb(self, result: tuple[Inside, frozenset[str]]) -> Reading[Inside]:
         inside, missing = result
         for route in missing:
-            self._missing[route] = inside.at + ROUTE_RETRY
+            self._missing[route] = inside.at + 600.0  # the server may be upgraded
         return observed(inside, inside.at)
 
 
@@ -288,8 +286,6 @@ TRIES = 30
 """Requests to one address without an answer before podwatch gives up on it, one per search: five minutes ..."""
 TRIES_NAMED = 600
 """... and where the command line names the port, longer than any start-up."""
-MAX_PORTS = 8
-"""Listening ports of one process that are tried: a server has one or two."""
 
 
 class InferenceSensor:
@@ -402,7 +398,7 @@ class InferenceSensor:
                 continue
             found = await self._worker.call(listening, process.identity.pid, timeout=5.0)
             denied += found is None
-            for host, number in (found or ())[:MAX_PORTS]:
+            for host, number in (found or ())[:8]:  # a server has one or two
                 await self._knock(process, f"http://{host}:{number}", TRIES)
         why = f"; cannot read the sockets of {denied} of its processes" if denied else ""
         self._detail = f"no inference server answers yet{why}; if that does not change, set [inference] urls"

@@ -188,8 +188,6 @@ FILES = 64
 """Maximum number of followed files, the last written first."""
 TAIL = 16 << 10
 """Bytes read of a file that is followed from its end, so that its last lines can be shown."""
-TAIL_FILES = 16
-"""Number of files that ``tails`` reads: those written last."""
 TAIL_LINES = 400
 TAIL_BYTES = 256 << 10
 HEAD = 64
@@ -282,7 +280,7 @@ def tails(sources: Sources) -> dict[str, tuple[str, ...]]:
                     found.append((info.st_mtime, name, _tail(fd, info.st_size)))
             finally:
                 os.close(fd)
-    newest = sorted(found, reverse=True)[:TAIL_FILES]
+    newest = sorted(found, reverse=True)[:16]  # the files that were written last
     return {name: lines for _, name, lines in newest if lines}
 
 

@@ -19,8 +19,6 @@ from podwatch.trainer.process_roles import RolePatterns
 # A descriptor of each process of the run (pidfd) becomes readable when it ends, which costs an idle daemon nothing. The
 # exit status is known where the kernel provides it (Linux 6.15) or the supervisor reaped the process.
 
-FOLLOWED = 64
-"""Maximum number of descriptors: engine workers, servers, orchestrator and trainer ranks of one machine."""
 KEPT = 16
 STATUS_SECONDS = 10.0
 """Seconds after an end during which the exit status is requested: the parent can take a moment to reap the process."""
@@ -61,7 +59,8 @@ class Ends:
             if sample.role is ProcessRole.OTHER or sample.state in _DEAD:
                 continue
             living.add(sample.identity)
-            if sample.identity not in self._followed and len(self._followed) < FOLLOWED:
+            # Engine workers, servers, orchestrator and trainer ranks of one machine
+            if sample.identity not in self._followed and len(self._followed) < 64:
                 self._follow(sample)
         for identity, found in list(self._followed.items()):
             if identity in living:

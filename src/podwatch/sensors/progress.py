@@ -21,8 +21,6 @@ from podwatch.system.clock import Clock
 # -- progress pings --------------------------------------------------------------------------------------------------
 # A GET after every step, without a number, such as prime-rl's ``--trainer.heartbeat.url``.
 
-MAX_ROLES = 16
-"""Maximum number of roles kept: pings come from the network and must not fill the memory."""
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -39,7 +37,8 @@ class PingInbox:
         if _ROLE.fullmatch(role) is None:
             return False
         with self._lock:
-            if role not in self._newest and len(self._newest) >= MAX_ROLES:
+            # Pings come from the network and must not fill the memory
+            if role not in self._newest and len(self._newest) >= 16:
                 return False
             self._newest[role] = self._clock.monotonic()
             return True
@@ -57,10 +56,6 @@ POLL = 4.0
 finish line must be known before the exit that follows it is judged."""
 DEADLINE = 15.0
 """Seconds. Listing step directories on a network volume sometimes takes seconds; a hung mount never answers."""
-BLIND_SECONDS = 3.0
-"""For a read after one that failed."""
-BLIND_POLL = 0.5
-"""Seconds between two looks at whether the files still answer, while a read is awaited."""
 TICK = 0.05
 """Seconds by which a file's time can lag behind the clock: the kernel stamps files once per tick."""
 LINE_SHOWN = 500
@@ -180,11 +175,11 @@ class ProgressSensor(PolledSensor[_Look, tuple[ProgressSample, ...]]):
         asked = self._clock.monotonic()
         while self._first or self._looked_at < asked:
             blind = super().latest().state is SensorState.BLIND
-            if blind and self._clock.monotonic() > asked + BLIND_SECONDS:
+            if blind and self._clock.monotonic() > asked + 3.0:  # time for a read after one that failed
                 return
             self._absorbed.clear()
             self.wake()
-            await self._clock.wait(self._absorbed, BLIND_POLL)
+            await self._clock.wait(self._absorbed, 0.5)
 
     def latest(self) -> Reading[tuple[ProgressSample, ...]]:
         reading = super().latest()

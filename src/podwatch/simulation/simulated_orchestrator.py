@@ -12,8 +12,6 @@ from podwatch.simulation.run_files import (
     write_torch_zip,
 )
 
-REQUESTS_PER_STEP = 4
-
 
 def orchestrate(config: RunConfig) -> int:
     """Send one batch per step. A failing rollout is retried without limit, as in prime-rl."""
@@ -27,7 +25,7 @@ def orchestrate(config: RunConfig) -> int:
         start = config.resume_step + 1
     for step in range(start, config.max_steps + 1):
         _wait_for_policy(config, step, start)
-        for _ in range(REQUESTS_PER_STEP):
+        for _ in range(4):  # requests per step
             _generate(config)
         if step % config.interval == 0:
             _save_progress(config, step)

@@ -72,7 +72,6 @@ class Screen:
 # The journal's events in order, the trainer's own log, the process list.
 
 _STEP = re.compile(rb"SUCCESS\s+Step (\d+) \|")
-_TAIL = 65_536
 STATUS_SECONDS = 0.4
 _QUIET = frozenset({EventName.SENSOR_CHANGED, EventName.UPLOAD_STARTED})
 """Events that the demo does not print."""
@@ -135,7 +134,7 @@ class Watching:
         try:
             with (self._pod.output_dir / "logs" / "trainer.log").open("rb") as file:
                 size = file.seek(0, 2)
-                file.seek(max(0, size - _TAIL))
+                file.seek(max(0, size - 65_536))
                 return max((int(number) for number in _STEP.findall(file.read())), default=None)
         except FileNotFoundError:
             return None
