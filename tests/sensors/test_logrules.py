@@ -164,6 +164,7 @@ def test_colours_and_json_are_seen_through() -> None:
     }
     assert names(json.dumps(entry)) == ["cuda-out-of-memory"]
     assert names(json.dumps({"record": {"level": {"name": "ERROR"}, "message": "CUDA error: x"}})) == ["cuda-error"]
+    assert names(json.dumps({**entry, "message": ""})) == ["cuda-out-of-memory"]
 
 
 def test_every_shipped_pattern_is_quick_on_the_worst_of_lines() -> None:

@@ -26,9 +26,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from podwatch.hooks.lowest_priority import give_way
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IDLE = 3 << 13
 LOG_BYTES = 1 << 20
 """The log is rotated once it is longer; one older file is kept."""
 HEAD_BYTES, TAIL_BYTES = 512 << 10, 64 << 10
@@ -37,6 +37,18 @@ LOCK_SECONDS = 20.0
 """How long an interrupted run may take to end before the next one of this hook starts."""
 TURN_SECONDS, DISK_TURN_SECONDS = 0.2, 0.05
 """Between two looks at the command; and at the free space, where some must stay: a disk takes about 1 GB/s."""
+
+
+def give_way() -> None:
+    """Lowest priority for CPU and disk, first choice of the kernel when memory runs out. Each where it is allowed."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    for name, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
+        with suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
+            file.write(value)
+    with suppress(OSError, AttributeError):
+        if number := _IOPRIO_SET.get(os.uname().machine):
+            ctypes.CDLL(None).syscall(number, 1, 0, _IDLE)
 
 
 class Output:
@@ -245,7 +257,6 @@ class Run:
             "seconds": round(time.monotonic() - began, 3),
             "timed_out": timed_out,
             "problem": problem,
-            "interrupted": self._orphaned,
             "full": self._full,
             "dropped": self.output.dropped,
             "tail": self.output.end(),

@@ -16,7 +16,7 @@ DEADLINE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SpaceRead:
     """The result of statvfs for ``path``, or the error."""
 
     path: Path
@@ -28,7 +28,7 @@ class _Seen:
     error: OSError | None = None
 
 
-def look(path: Path) -> _Seen:
+def look(path: Path) -> _SpaceRead:
     """statvfs of ``path``, or of its nearest parent that exists. Blocks; never raises OSError."""
     while True:
         try:
@@ -36,18 +36,18 @@ def look(path: Path) -> _Seen:
             device = path.stat().st_dev
         except (FileNotFoundError, NotADirectoryError):
             if path == path.parent:
-                return _Seen(path, error=FileNotFoundError(2, "no such directory", str(path)))
+                return _SpaceRead(path, error=FileNotFoundError(2, "no such directory", str(path)))
             path = path.parent
         except OSError as error:
-            return _Seen(path, error=error)
+            return _SpaceRead(path, error=error)
         else:
             size = figures.f_frsize
-            return _Seen(
+            return _SpaceRead(
                 path, figures.f_blocks * size, figures.f_bavail * size, figures.f_files, figures.f_favail, device
             )
 
 
-class DiskSensor(PolledSensor[_Seen, DiskSample]):
+class DiskSensor(PolledSensor[_SpaceRead, DiskSample]):
     """statvfs in a daemon thread with a deadline.
 
     ``free`` is ``f_bavail``, the space that an unprivileged writer can still use: a trainer that runs as a user cannot
@@ -85,11 +85,11 @@ class DiskSensor(PolledSensor[_Seen, DiskSample]):
         self._asked_at = float("-inf")
         """A reading is as old as its question: what was removed before that is free in it."""
 
-    def prepare(self) -> Read[_Seen]:
+    def prepare(self) -> Read[_SpaceRead]:
         self._asked_at = self._clock.monotonic()
         return lambda: look(self.path)
 
-    def absorb(self, seen: _Seen) -> Reading[DiskSample]:
+    def absorb(self, seen: _SpaceRead) -> Reading[DiskSample]:
         now = self._asked_at
         if seen.error is not None:
             state = SensorState.DENIED if isinstance(seen.error, PermissionError) else SensorState.BLIND

@@ -23,13 +23,13 @@ _NOFILE = re.compile(rb"^Max open files +(\d+|unlimited)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _HostRead:
     sample: HostSample | None
     limits: dict[ProcessIdentity, int]
     problem: str = ""
 
 
-class HostSensor(PolledSensor[_Seen, HostSample]):
+class HostSensor(PolledSensor[_HostRead, HostSample]):
     """Reads the host, and the files and memory group of the trainer's processes.
 
     Open files are counted from the size of ``/proc/PID/fd``, which Linux 6.2 and later show to every user, else by
@@ -63,7 +63,7 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
             return reading
         return replace(reading, value=replace(reading.value, xids=xids))
 
-    def prepare(self) -> Read[_Seen]:
+    def prepare(self) -> Read[_HostRead]:
         trainer = self._trainer.latest().value
         tree = trainer.descendants if trainer is not None else ()
         self._looks += 1
@@ -71,7 +71,7 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
         limits = dict(self._limits) if self._looks % 30 else {}
         return lambda: self._look(tree, limits)
 
-    def absorb(self, seen: _Seen) -> Reading[HostSample]:
+    def absorb(self, seen: _HostRead) -> Reading[HostSample]:
         now = self._clock.monotonic()
         self._limits = seen.limits
         if seen.sample is None:
@@ -79,11 +79,11 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
         reading = observed(seen.sample, now)
         return Reading(reading.state, now, seen.sample, seen.problem) if seen.problem else reading
 
-    def _look(self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]) -> _Seen:
+    def _look(self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]) -> _HostRead:
         try:
             memory, swap = psutil.virtual_memory(), psutil.swap_memory()
         except (OSError, KeyError, ValueError, psutil.Error) as error:
-            return _Seen(None, limits, f"cannot read the machine's memory: {error}")
+            return _HostRead(None, limits, f"cannot read the machine's memory: {error}")
         group = read(tree[0].identity.pid, self._proc) if tree else None
         files, unreadable, known = self._open_files(tree, limits)
         shm = self._shm_room()
@@ -104,7 +104,7 @@ class HostSensor(PolledSensor[_Seen, HostSample]):
         )
         who = f"{unreadable} of {len(tree)} processes"
         problem = f"no permission to count the open files of {who}" if unreadable else ""
-        return _Seen(sample, known, problem)
+        return _HostRead(sample, known, problem)
 
     def _open_files(
         self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]

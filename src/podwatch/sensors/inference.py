@@ -187,7 +187,7 @@ def _address(url: str) -> SplitResult:
     return urlsplit(url.rstrip("/").removesuffix("/v1"))
 
 
-class Server(PolledSensor[tuple[_Answer, ServerKind | None], InferenceSample]):
+class PolledServer(PolledSensor[tuple[_Answer, ServerKind | None], InferenceSample]):
     """One server: this polls the routes that answer at once, ``inside`` those that go through the engine, each with its
     own thread. So neither a hung engine nor a hung server delays anything else."""
 
@@ -259,7 +259,7 @@ class Server(PolledSensor[tuple[_Answer, ServerKind | None], InferenceSample]):
 class SlowRoutes(PolledSensor[tuple[Inside, frozenset[str]], Inside]):
     """The routes that go through the engine, as far as the server has them."""
 
-    def __init__(self, server: Server, clock: Clock) -> None:
+    def __init__(self, server: PolledServer, clock: Clock) -> None:
         super().__init__(clock, poll=LIVENESS_POLL, deadline=2 * (LIVENESS_TIMEOUT + SLEEPING_TIMEOUT) + 5.0)
         self.name = f"inside {server.url}"
         self._server = server
@@ -321,13 +321,13 @@ class InferenceSensor:
         self._known = known
         self._start_id = ""
         self._tried: dict[str, int] = {}
-        self._servers: dict[str, Server] = {url: self._server(url) for url in urls}
+        self._servers: dict[str, PolledServer] = {url: self._server(url) for url in urls}
         self._detail = "searching for inference servers in the trainer's process tree" if self._trainer else NO_URL
         self._worker = Worker("find servers")
         self._task: asyncio.Task[None] | None = None
 
-    def _server(self, url: str, kind: ServerKind | None = None, *, discovered: bool = False) -> Server:
-        return Server(url, self._clock, timeout=self._timeout, poll=self._poll, kind=kind, discovered=discovered)
+    def _server(self, url: str, kind: ServerKind | None = None, *, discovered: bool = False) -> PolledServer:
+        return PolledServer(url, self._clock, timeout=self._timeout, poll=self._poll, kind=kind, discovered=discovered)
 
     async def start(self) -> None:
         for server in self._servers.values():

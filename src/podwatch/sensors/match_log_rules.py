@@ -37,7 +37,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RuleHits:
     hits: tuple[Hit, ...] = ()
     skipped: int = 0
     """Lines that were skipped because the time ran out."""
@@ -50,7 +50,7 @@ def prepare(rules: Sequence[LogRule]) -> dict[str, re.Pattern[str]]:
 
 def texts(line: LogLine) -> tuple[str, ...]:
     """The texts to match: the line's text, or in JSON mode ``LEVEL message`` and the lines of the exception."""
-    if not line.message:
+    if not (line.level or line.message or line.exception):
         return (line.text[:MATCH_CHARS],)
     found = (f"{line.level} {line.message}".strip(), *line.exception.splitlines()[-EXCEPTION_LINES:])
     return tuple(text[:MATCH_CHARS] for text in found)
@@ -66,7 +66,7 @@ def role_in(*names: str) -> str:
     return ""
 
 
-def scan(news: Sequence[FileNews], patterns: Mapping[str, re.Pattern[str]]) -> Found:
+def scan(news: Sequence[FileNews], patterns: Mapping[str, re.Pattern[str]]) -> RuleHits:
     """Apply all rules to the lines of one poll. Blocks for about LOOK_SECONDS of CPU."""
     hits: list[Hit] = []
     skipped = 0
@@ -85,7 +85,7 @@ def scan(news: Sequence[FileNews], patterns: Mapping[str, re.Pattern[str]]) -> F
                     found[name] = (count + 1, text, line.prefix)
         for name, (count, text, prefix) in found.items():
             hits.append(Hit(name, item.path, role_in(prefix, item.name), count, text))
-    return Found(tuple(hits), skipped)
+    return RuleHits(tuple(hits), skipped)
 
 
 # -- sensor ----------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ LINE_SHOWN = 300
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RuleCount:
     """The hits of one rule since the start. ``files`` has (from, hits) of every file, oldest first."""
 
     first_at: float
@@ -119,7 +119,7 @@ class _Seen:
         return best, role
 
 
-class LogRulesSensor(LogReader[Found]):
+class LogRulesSensor(LogReader[RuleHits]):
     """Receives lines from the sensor that follows the logs (``look`` in its thread, ``take`` on the loop), so that
     every line is read once. The line that is shown has no secrets."""
 
@@ -135,7 +135,7 @@ class LogRulesSensor(LogReader[Found]):
         """``followed``: there is a log to follow."""
         super().__init__(clock)
         self._followed = followed
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _RuleCount] = {}
         self._skipped = 0
         self.configure(rules)
 
@@ -144,16 +144,16 @@ class LogRulesSensor(LogReader[Found]):
         self._rules = {rule.name: rule for rule in rules}
         self._patterns = prepare(rules)
 
-    def look(self, news: Sequence[FileNews]) -> Found:
+    def look(self, news: Sequence[FileNews]) -> RuleHits:
         return scan([item for item in news if not item.figures], self._patterns)
 
-    def count(self, found: Found, now: float) -> None:
+    def count(self, found: RuleHits, now: float) -> None:
         self._skipped += found.skipped
         for hit in found.hits:
             rule = self._rules.get(hit.rule)
             if rule is None:
                 continue  # the configuration was changed meanwhile
-            seen = self._seen.setdefault(hit.rule, _Seen(now, now))
+            seen = self._seen.setdefault(hit.rule, _RuleCount(now, now))
             seen.last_at, seen.line = now, scrub(hit.line)[:LINE_SHOWN]
             hits = seen.files.setdefault(hit.path, deque())
             seen.roles[hit.path] = hit.role
