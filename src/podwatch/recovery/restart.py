@@ -181,7 +181,7 @@ class Operations:
             await self.failures.capture(incident.id, finding, handle, tails)
 
         await self.stops.stop_tree(handle, finding.summary, before=evidence)
-        seen = attempt.last_step if attempt is not None and attempt.steps_read else None
+        seen = None if attempt is None else attempt.counted_step
         self.context.forget()
         await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
 
