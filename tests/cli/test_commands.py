@@ -10,7 +10,7 @@ import time
 import pytest
 
 from podwatch.domain.event import Event, EventName
-from podwatch.incidents import capture
+from podwatch.journal.bundle import capture
 from podwatch.journal.journal import Journal
 
 

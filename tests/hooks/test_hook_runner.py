@@ -15,7 +15,6 @@ import pytest
 from podwatch.config.loading import load_text
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.run import IntentKind
 from podwatch.hooks import hook_runner
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.hooks import INTERRUPTED_AT_MOST
@@ -77,6 +76,11 @@ class Running:
     def __init__(self, hooks: hook_runner.Hooks, journal: AsyncJournal) -> None:
         self.hooks, self.journal = hooks, journal
 
+    async def running(self) -> list[object]:
+        """What the state of the hook says that runs."""
+        kept = await self.journal.run(Journal.learned, hook_runner.key_of("eval"))
+        return kept["running"]
+
     def emit(self, name: EventName, **fields: str | int | bool | None) -> None:
         event = Event(name, time.time(), "said", fields=fields)
         self.journal.post(Journal.add_event, event)
@@ -115,7 +119,7 @@ def test_it_runs_with_the_document_and_reports_its_result(tmp_path: Path) -> Non
         async with pod.hooks() as now:
             now.saved(5)
             await until(lambda: pod.events)
-            assert await now.journal.run(Journal.open_intents, IntentKind.HOOK) == []
+            assert await now.running() == []
 
     asyncio.run(main())
     document, event = pod.ran()[0], pod.events[0]
@@ -282,7 +286,7 @@ def test_a_hook_that_is_interrupted_again_and_again_is_given_up(tmp_path: Path) 
     async def last() -> None:
         async with pod.hooks() as now:
             await until(lambda: any(e.name is EventName.HOOK_FAILED for e in pod.events))
-            assert await now.journal.run(Journal.open_intents, IntentKind.HOOK) == []
+            assert await now.running() == []
 
     asyncio.run(last())
     assert "not run again" in pod.events[-1].message
@@ -299,7 +303,6 @@ def test_a_new_hook_does_not_run_for_the_past_and_a_removed_one_leaves_nothing(t
     async def present() -> None:
         other = Pod(tmp_path, recording(tmp_path).replace('"eval"', '"other"'))
         async with other.hooks() as now:
-            assert await now.journal.run(Journal.open_intents, IntentKind.HOOK) == []
             now.saved(10)
             await until(lambda: other.events)
         assert [d["step"] for d in other.ran()][1:] == [10]

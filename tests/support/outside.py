@@ -30,7 +30,7 @@ from podwatch.domain.errors import ExitCode
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.status_document import Overall, TrainingState
 from podwatch.hooks import hook_runner
-from podwatch.incidents import bundle
+from podwatch.journal import bundle
 from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
 from podwatch.recovery.state import Phase

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Protocol
 
 from podwatch.checkpoints.command import without_settings
@@ -88,6 +88,8 @@ class Killer:
 
 
 class Handle:
+    ended, terminal_used = MappingProxyType[tuple[int, int], ExitStatus]({}), None
+
     def __init__(self, world: "World", start_id: str, process: subprocess.Popen[bytes], supervision: Supervision):
         identity = identify(process.pid)
         assert identity is not None

@@ -83,7 +83,7 @@ class Guard:
             records=self.catalogue.records,
             rescan=self.rescans.wake,
             abandon=self.abandon,
-            refresh_disk=self.disk.refresh,
+            refresh_disk=self.disk.wake,
             remover=Remover(self.workspace, clock, self.events.append),
             measurements=self.measurements,
             worker=self.workers[1],

@@ -78,7 +78,8 @@ def fixed(value: Any, description: str, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    """One table of the configuration. ``directory`` in the context of the validation makes relative paths absolute."""
+    """One table of the configuration. The first line of a section's text stands above it in every listing.
+    ``directory`` in the context of the validation makes relative paths absolute."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
@@ -90,6 +91,8 @@ class Section(BaseModel):
 
 
 class TrainerSettings(Section):
+    """The training that podwatch starts, watches and resumes (docs/layouts.md)."""
+
     layout: str = Field(
         "auto",
         json_schema_extra=REFUSED,
@@ -178,6 +181,8 @@ class TrainerSettings(Section):
 
 
 class GpuSettings(Section):
+    """GPU memory shows a silent death."""
+
     inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
     trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
     poll: Duration = fixed(2.0, "time between two reads of GPU memory", gt=0)
@@ -215,6 +220,8 @@ class GpuSettings(Section):
 
 
 class InferenceSettings(Section):
+    """The inference server corroborates a silent death or a hang."""
+
     urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
     timeout: Duration = fixed(2.0, "a slower answer counts as a timeout", gt=0)
     poll: Duration = fixed(5.0, "time between two reads of /health and /metrics", gt=0)
@@ -226,6 +233,8 @@ class InferenceSettings(Section):
 
 
 class HangSettings(Section):
+    """Training that is alive but makes no step (docs/detection.md)."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     # prime-rl waits up to 2 x 720 s for a weight update without any progress.
@@ -248,8 +257,9 @@ STEP_FIELD = re.compile(r"\{step(?::0(\d)d?)?\}")
 
 
 class CustomLayoutSettings(Section):
-    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` is the number, with or without
-    leading zeros."""
+    """Only for layout = "custom" (docs/layouts.md).
+
+    Patterns are relative to output_dir; ``{step}`` is the number, with or without leading zeros."""
 
     step_dir: str = Field(
         "checkpoints/step_{step}",
@@ -317,6 +327,8 @@ class CheckpointSettings(Section):
 
 
 class SyncSettings(Section):
+    """Copies of checkpoints outside this pod (docs/sync.md)."""
+
     store: str = Field(
         "",
         json_schema_extra=REFUSED,
@@ -417,6 +429,8 @@ class SyncSettings(Section):
 
 
 class DiskSettings(Section):
+    """Disk space for the next checkpoint (docs/disk.md)."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     prune_above: Ratio = Field(
@@ -441,6 +455,8 @@ class DiskSettings(Section):
 
 
 class RecoverySettings(Section):
+    """How often to restart, and how long to wait."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     budget_restarts: int = Field(
@@ -492,7 +508,9 @@ class RecoverySettings(Section):
 
 
 class NodesSettings(Section):
-    """One run over several nodes (docs/nodes.md): one podwatch on each, with `run --job`."""
+    """One run on several machines (docs/nodes.md).
+
+    One podwatch on each, with `run --job`."""
 
     rank: int | None = Field(
         None,
@@ -519,8 +537,9 @@ class NodesSettings(Section):
 
 
 class EndPodSettings(Section):
-    """``[end_pod]``: a command that ends this rented machine once nothing more is to be done on it
-    (docs/end-the-pod.md). Not used in job mode, where the engine ends it."""
+    """A command that ends the rented machine with the run (docs/end-the-pod.md).
+
+    Not used in job mode, where the engine ends it."""
 
     model_config = ConfigDict(json_schema_extra=LIVE)
 
@@ -590,7 +609,9 @@ class CheckSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """``[evaluation]``: a command that evaluates checkpoints (docs/evaluation.md). Empty ``command``: none."""
+    """A command that evaluates checkpoints (docs/evaluation.md).
+
+    Empty ``command``: none."""
 
     command: tuple[str, ...] = Field(
         (),
@@ -691,6 +712,8 @@ class LogRuleSettings(Section):
 
 
 class TrainingHealthSettings(Section):
+    """Warnings about the health of the training itself."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
@@ -705,11 +728,15 @@ class TrainingHealthSettings(Section):
 
 
 class RecordSettings(Section):
+    """Recorded sensor data (docs/replay.md)."""
+
     enabled: bool = Field(True, description="record the sensor data for `podwatch replay`")
     max_size: Size = fixed(32_000_000, "size of all recordings; the oldest part is deleted first", ge=1_000_000)
 
 
 class HttpSettings(Section):
+    """The page (docs/page.md), health, status and metrics."""
+
     enabled: bool = Field(
         True,
         json_schema_extra=REFUSED,
@@ -809,7 +836,9 @@ class NotifySettings(Section):
 
 
 class WandbSettings(Section):
-    """podwatch's own W&B run, written by a separate process (docs/notifications.md)."""
+    """Podwatch's own run in the training's W&B project.
+
+    Written by a separate process (docs/notifications.md)."""
 
     enabled: bool = Field(False, description="write podwatch's own W&B run; needs 90 MB of memory")
     project: str = Field("", description="W&B project; default: training's own")
@@ -831,6 +860,8 @@ class CostSettings(Section):
 
 
 class LogSettings(Section):
+    """Podwatch's own log."""
+
     format: Literal["auto", "console", "json", "journal"] = Field(
         "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
     )
@@ -879,19 +910,16 @@ class Settings(Section):
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
         json_schema_extra=LIVE,
-        description="tables with patterns for the trainer's logs: name, pattern, count, within, critical, "
-        "says, fix, supports",
+        description="tables with patterns for the trainer's logs",
     )
     hooks: tuple[HookSettings, ...] = Field(
         (),
-        description="tables with commands to run after an event (docs/hooks.md): name, on, command, cwd, "
-        "env_file, user, timeout, coalesce, retries",
+        description="tables with commands to run after an event (docs/hooks.md)",
     )
     checks: tuple[CheckSettings, ...] = Field(
         (),
         json_schema_extra=LIVE,
-        description="tables with commands that `podwatch check` runs (docs/hooks.md): name, command, cwd, "
-        "env_file, user, timeout",
+        description="tables with commands that `podwatch check` runs (docs/hooks.md)",
     )
     evaluation: EvaluationSettings = EvaluationSettings()
     training: TrainingHealthSettings = TrainingHealthSettings()

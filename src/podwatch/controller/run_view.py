@@ -20,9 +20,6 @@ from podwatch.store.verdict import read_verdict
 
 WATCH_GAP_SECONDS = 150.0
 """Between two complete looks that watch one heartbeat. In a longer gap the store may have been away."""
-ANOTHERS_SECONDS = 900.0
-"""A controller whose claim is older has ended."""
-RENEW_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +140,10 @@ class RunView:
         ours = found is not None and found.controller == self.controller
         if not ours:
             self._claimed_at = None
-        if found is not None and not ours and age < ANOTHERS_SECONDS:
+        if found is not None and not ours and age < 900.0:  # an older one has ended
             return found.host or found.controller, found.number
         claimed = found.number if found is not None else 0
-        due = self._claimed_at is None or self.clock.boottime() - self._renewed_at >= RENEW_SECONDS
+        due = self._claimed_at is None or self.clock.boottime() - self._renewed_at >= 300.0
         if claims and (due or claimed < number):
             self._put(max(number, claimed), now)
         return "", claimed

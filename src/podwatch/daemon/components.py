@@ -27,12 +27,7 @@ from podwatch.journal import AsyncJournal
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
-from podwatch.sensors.disk import DiskSensor, DisksSensor
-from podwatch.sensors.gpu import GpuReader, GpuSensor
-from podwatch.sensors.inference import Servers
-from podwatch.sensors.match_log_rules import LogRulesSensor
-from podwatch.sensors.processes import ProcessSensor
-from podwatch.sensors.progress import PingInbox, ProgressSensor
+from podwatch.sensors.gpu import GpuReader
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files_clock import FilesClock
@@ -116,21 +111,6 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensing:
-    """The sensors, those by name that others ask too."""
-
-    sensors: Sensors
-    gpus: GpuSensor
-    disk: DiskSensor
-    disks: DisksSensor
-    processes: ProcessSensor
-    progress: ProgressSensor
-    log_rules: LogRulesSensor
-    inbox: PingInbox
-    servers: Servers
-
-
-@dataclass(frozen=True, slots=True)
 class Training:
     """The trainer, and what its starts use. ``environment`` is that of a start."""
 
@@ -163,7 +143,7 @@ class Components:
 
     run: Run
     checkpoints: Checkpoints
-    sensing: Sensing
+    sensing: Sensors
     training: Training
     recovery: Recovery
     store: Store

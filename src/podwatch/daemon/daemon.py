@@ -247,7 +247,7 @@ class Daemon:
         parts = self._parts
         if parts.settings.mode == "act":
             await parts.deletion.worker.call(parts.deletion.remover.sweep_trash)
-        await parts.sensing.sensors.start()
+        await parts.sensing.start()
         await self._host.disk.call(parts.checkpoints.watcher.start)
         await self._loops.guarding.look()
         end = self._host.clock.monotonic() + FIRST_LOOK_SECONDS
@@ -437,7 +437,7 @@ class Daemon:
         if self._notifying is not None:
             await briefly(self._notifying.farewell(budget.seconds(FAREWELL_SECONDS)), budget.seconds(usual))
         await briefly(self._endpoints.close(), budget.seconds(usual))
-        await briefly(parts.sensing.sensors.stop(), budget.seconds(usual))
+        await briefly(parts.sensing.stop(), budget.seconds(usual))
         await briefly(self._host.disk.call(parts.checkpoints.watcher.stop), budget.seconds(usual))
         await briefly(parts.training.launcher.close(), budget.seconds(usual))
         if self._recorder is not None:

@@ -20,8 +20,8 @@ from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.document import Document, Many
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run_state import RunState
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
-from podwatch.incidents import scrub
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.implausible_steps import NO_TRAINING, StepEvidence
 from podwatch.policy.second_writer import Beside, Span, follow

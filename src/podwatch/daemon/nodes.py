@@ -40,7 +40,8 @@ from podwatch.domain.nodes import (
     parse_report,
 )
 from podwatch.domain.run import Mutation
-from podwatch.incidents import decisive, scrub
+from podwatch.domain.secrets import scrub
+from podwatch.journal.explaining_line import decisive
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import JobEnd, Outcome
 from podwatch.policy.nodes import (

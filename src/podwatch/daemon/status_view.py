@@ -230,7 +230,7 @@ class StatusSource:
         return await self.books.history.last_day(self._parts.run.clock.wall())
 
     def ping(self, role: str) -> None:
-        self._parts.sensing.inbox.ping(role)
+        self._parts.sensing.progress.inbox.ping(role)
 
     def live(self) -> tuple[bool, str]:
         return self._loops.sensing.alive()

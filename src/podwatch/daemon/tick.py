@@ -318,7 +318,7 @@ class Reload:
             )
             self._loops.sensing.policies = parts.run.config.policies
             self._loops.pruner.rules = removal_rules(parts)
-            parts.sensing.log_rules.configure(parts.run.config.policies.log_rules)
+            parts.sensing.logs.configure(parts.run.config.policies.log_rules)
             if self._recorder is not None:
                 self._recorder.cut()
             parts.recovery.reconfigure(parts.settings, parts.run.config.policies)

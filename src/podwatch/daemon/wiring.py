@@ -20,7 +20,6 @@ from podwatch.daemon.components import (
     Deletion,
     Foundation,
     Run,
-    Sensing,
     Store,
     Training,
 )
@@ -28,6 +27,7 @@ from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.nodes import make_gang, own_place
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.replaced_directories import RootWatch
+from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, learn_secrets, policies_from
 from podwatch.daemon.state_check import Exits, StateCheck
@@ -87,7 +87,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
     deletion = _deletion(run)
-    store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices)
+    store = _store(settings, run, checkpoints, sensing.trainer, foundation.exits, choices)
     context = RecoveryContext(_tools(settings, run, checkpoints, sensing, training, store, place, checks.reserve))
     failures = Failures(context)
     verdicts = None
@@ -186,7 +186,7 @@ def _store(
 
 
 def _training(
-    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, launcher: SupervisorLauncher
+    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensors, launcher: SupervisorLauncher
 ) -> Training:
     token = run.file.current.ping_token
     register(token)
@@ -200,7 +200,7 @@ def _training(
             layout=run.layout,
             clock=run.clock,
             journal=run.journal.sync,
-            processes=sensing.processes,
+            processes=sensing.trainer,
         ),
     )
 
@@ -209,7 +209,7 @@ def _tools(
     settings: Settings,
     run: Run,
     checkpoints: Checkpoints,
-    sensing: Sensing,
+    sensing: Sensors,
     training: Training,
     store: Store,
     place: Place | None,
@@ -223,7 +223,7 @@ def _tools(
         emit=run.emit,
         launcher=training.launcher,
         run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file, run.files_clock),
-        sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress, sensing.servers),
+        sensors=TrainerSensors(sensing.gpus, sensing.trainer, sensing.progress, sensing.inference),
         environment=training.environment,
         store=RunStore(store.restore, store.backup),
         place=place,

@@ -34,9 +34,6 @@ HELD_SECONDS: Final = 300.0
 """A restart takes less; after that the status shows why an evaluation waits."""
 LAST_SECONDS: Final = 120.0
 """After the end of training its last checkpoint is complete within this time, or is not waited for."""
-LAST_LOOK_SECONDS: Final = 2.0
-GPU_SECONDS: Final = 30.0
-"""Until the next look for a free GPU."""
 DISK_SECONDS: Final = 60.0
 """For reading results and deleting what an evaluation left; a hung file system must not end the evaluations."""
 SOURCES: Final = frozenset(
@@ -233,7 +230,7 @@ class Evaluations:
                     if not self.state.waiting:
                         await self._wake.wait()
                     elif self._at_end and await self._last_is_open():
-                        await self.pause(LAST_LOOK_SECONDS)
+                        await self.pause(2.0)
                     elif self.settings.gpus == "stop-training":
                         await stopped.turn()
                     else:
@@ -309,7 +306,7 @@ class Evaluations:
         if self.settings.gpus == "free":
             gpus = self._site.free_gpus()[: self.settings.gpu_count]
             if len(gpus) < self.settings.gpu_count:
-                return await self.pause(GPU_SECONDS)
+                return await self.pause(30.0)
         async with self.prepared(target) as prepared:
             result = await self.evaluate(target, prepared, Where(",".join(gpus)))
         return await self.keep(result, target)

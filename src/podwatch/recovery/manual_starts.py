@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
-from podwatch.incidents import scrub
 from podwatch.recovery.context import BLOCKED_POLL, Attempt, RecoveryContext
 from podwatch.recovery.operation_runner import OperationRunner, adopt
 from podwatch.recovery.resume_point import Lineages

@@ -10,8 +10,8 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import Desired, Supervision
-from podwatch.incidents import plain
 from podwatch.journal import Journal
+from podwatch.journal.bundle import plain
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.resume import Choice
 from podwatch.recovery import gpus_and_ports_free
