@@ -17,7 +17,7 @@ from podwatch.controller.records import Bill, ControllerRecords, MachineRecord, 
 from podwatch.controller.run_view import RunView
 from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
-from podwatch.store.interfaces import StoreClock
+from podwatch.system.clock import Clock
 
 AGAIN_SECONDS = 5.0
 FRESH_SECONDS = 60.0
@@ -35,7 +35,7 @@ class Controller:
     file: RecordFile
     records: ControllerRecords
     providers: Mapping[str, ProviderCommand]
-    clock: StoreClock
+    clock: Clock
     act: bool = True
     parallel: bool = True
     _failed: dict[tuple[str, str], float] = field(default_factory=dict)
