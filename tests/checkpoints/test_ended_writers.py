@@ -14,10 +14,9 @@ from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.settle_time import kind_of
-from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
-from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader
+from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader, prime_rl_layout
 from tests.support.checkpoints import (
     ManualClock,
     finish,
@@ -63,7 +62,7 @@ def make_hf(out: Path) -> Layout:
 
 def make_prime_rl(out: Path) -> Layout:
     write_prime_rl_step(out, 10)
-    return PrimeRLLayout(out)
+    return prime_rl_layout(out)
 
 
 def make_custom(out: Path) -> Layout:
@@ -118,7 +117,7 @@ def test_a_save_that_was_cut_off_anywhere_is_never_complete(out: Path, variant: 
         for count in range(1, total):
             shutil.rmtree(out)
             done = take(prime_rl_operations(out, 10, variant, ranks=2), count)
-            sets = [s for s in [look_or_none(PrimeRLLayout(out))] if s is not None]
+            sets = [s for s in [look_or_none(prime_rl_layout(out))] if s is not None]
             assert not any(s.complete for s in sets), f"stopped after {done[-1]}"
 
 

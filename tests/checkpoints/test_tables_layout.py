@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.table import all_tables, table_from
+from podwatch.checkpoints.table import table_from
 from podwatch.checkpoints.templates import name_of, number_in
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.errors import ConfigurationError
 from tests.drivers.checkpoints import SaveEnd, custom_layout, judge, open_layout
@@ -19,8 +19,9 @@ VARIANTS = {
 
 
 def test_every_trainer_has_a_table_that_was_checked_against_a_version() -> None:
-    assert set(all_tables()) - VARIANTS == set(KINDS) - {"custom"}
-    assert all(table.checked_against for table in all_tables().values())
+    tables = {name: table for trainer in all_trainers().values() for name, table in trainer.tables.items()}
+    assert set(tables) - VARIANTS == set(all_trainers()) - {"custom"}
+    assert all(table.checked_against for table in tables.values())
 
 
 def test_a_name_is_written_as_the_others_are() -> None:

@@ -21,8 +21,10 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from podwatch.checkpoints.command import without_settings
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layout import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.trainer import Trainer
 from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -180,6 +182,7 @@ class FlatLayout:
     """``checkpoints/step_N`` with three files; ``done`` is the marker. ``notes/step_N`` must go with it."""
 
     name, variant, finish_lines = "flat", "", ()
+    trainer = Trainer("flat")
     reshards, counts_all, saves_block, counts_saves = True, True, False, False
     saved_by: int | None = None
     started: int | None = None
@@ -203,8 +206,8 @@ class FlatLayout:
             n: (PartDir("checkpoints", self.part_dir("checkpoints", n), True),) for n in self.numbers("checkpoints")
         }
 
-    def judge(self, step: int, parts: Sequence[PartFiles], known: object = None) -> Judgement:
-        return Judgement(True, world_size=self.saved_by)
+    def judge(self, step: int, parts: Sequence[PartFiles], known: object = None) -> Inspection:
+        return Inspection(InspectionOutcome.WHOLE, world_size=self.saved_by)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

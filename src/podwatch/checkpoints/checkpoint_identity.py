@@ -4,17 +4,15 @@ the guard that shows later whether anything changed.
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
-from podwatch.checkpoints.layout import Judgement, PartFiles
+from podwatch.checkpoints.inspection import Inspection
 from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
 from podwatch.checkpoints.scan import Scan, is_temporary
+from podwatch.checkpoints.shapes import PartFiles
 from podwatch.checkpoints.structures import is_shard
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def shown(part: PartFiles) -> bool:
@@ -22,7 +20,7 @@ def shown(part: PartFiles) -> bool:
     return part.present or part.part.required
 
 
-def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judgement) -> CheckpointSet:
+def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Inspection) -> CheckpointSet:
     """The checkpoint with state WRITING; the caller sets a better state."""
     parts = []
     for part in filter(shown, found):
@@ -49,7 +47,7 @@ def belongs(file: FileEntry, leftovers: Collection[str]) -> bool:
     return not is_temporary(file.path) and f"{file.part}/{file.path}" not in leftovers
 
 
-def own_files(found: Sequence[PartFiles], judgement: Judgement) -> list[tuple[PartFiles, FileEntry]]:
+def own_files(found: Sequence[PartFiles], judgement: Inspection) -> list[tuple[PartFiles, FileEntry]]:
     """The files that a resume needs: those of the required parts that belong to this save."""
     leftovers = frozenset(judgement.leftovers)
     return [(p, f) for p in found if p.part.required for f in p.files if belongs(f, leftovers)]
@@ -68,7 +66,7 @@ def fingerprint(found: Sequence[PartFiles]) -> bytes:
     return digest.digest()
 
 
-def save_id(found: Sequence[PartFiles], judgement: Judgement) -> str:
+def save_id(found: Sequence[PartFiles], judgement: Inspection) -> str:
     """The id of a save. The same files give the same id across restarts of podwatch and after a restore, which sets the
     mtimes: inodes are not used."""
     digest = hashlib.sha256(judgement.save_token.encode())

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import Guard, Shape, guard_of, holds
-from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import (
     CheckpointRecord,
     CheckpointRecords,
@@ -27,6 +28,7 @@ from podwatch.checkpoints.records import (
 )
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.settle_time import SettleTimes
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.checkpoints.table import SaveEnd
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.system.clock import Clock
@@ -35,31 +37,6 @@ BLIND = (
     "the structural check does not find flipped bits or lost pages inside tensor data; "
     "`podwatch checkpoints verify --deep` compares every byte with the hashes taken at upload"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """``problems``: damage. ``notes``: suspicious or unknown, but no proof of damage."""
-
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    files: int = 0
-    """Number of files whose structure was checked."""
-
-
-def described(judgement: Judgement) -> Inspection:
-    """What a judgement says to the operator."""
-    notes = []
-    if judgement.hole:
-        notes.append(
-            f"{judgement.hole} has ranges that were never written: preallocated and not filled, or a sparse copy"
-        )
-    if judgement.unsized:
-        notes.append(f"{judgement.unsized} has the old torch format: only its size shows whether it is truncated")
-    if judgement.unchecked:
-        notes.append(f"{judgement.unchecked} files have a format without a structure that podwatch can check")
-    problems = () if judgement.whole else (judgement.reason, *judgement.faults)
-    return Inspection(tuple(dict.fromkeys(problems)), tuple(notes), judgement.checked)
 
 
 CUT_OFF_FACTOR = 5
@@ -81,7 +58,7 @@ class Known:
     since: float
     polls: int
     guard: Guard
-    judgement: Judgement
+    judgement: Inspection
     set: CheckpointSet
     quiet: float = 0.0
     settled: bool = False
@@ -161,16 +138,14 @@ class CompletenessChecker:
     def scan(self, parts: Sequence[PartDir]) -> list[Scan]:
         return [scan_part(p, self._roots) for p in parts]
 
-    def judge(self, step: int, found: Sequence[PartFiles]) -> Judgement:
+    def judge(self, step: int, found: Sequence[PartFiles]) -> Inspection:
         """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
         uploaded again for an evaluation that was written into it hours later."""
         record, added = self._records.same_save(step, checkpoint_identity.all_files(found)), tuple[str, ...]()
         if record is not None:
             found, added = checkpoint_identity.without_additions(found, record)
         judgement = self._layout.judge(step, found, self._records.known)
-        if added:
-            judgement = replace(judgement, leftovers=(*judgement.leftovers, *added))
-        return judgement if judgement.problems else replace(judgement, problems=checkpoint_identity.NOTHING)
+        return replace(judgement, leftovers=(*judgement.leftovers, *added)) if added else judgement
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
         """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
@@ -225,7 +200,7 @@ class CompletenessChecker:
             known.guard = guard
         return known
 
-    def _judge_now(self, seen: _Seen, earlier: Known | None) -> Judgement:
+    def _judge_now(self, seen: _Seen, earlier: Known | None) -> Inspection:
         """The judgement of what is there now: that of ``earlier`` where it was settled content, else the layout's; with
         read errors and lost files, which no layout sees."""
         # What could not be read may be readable now: setting its mode right changes no name, size or mtime. And the
@@ -236,24 +211,26 @@ class CompletenessChecker:
         else:
             judgement = self.judge(seen.step, seen.found)
         if seen.error:
-            return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
+            return replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason=f"cannot be read: {seen.error}")
         if judgement.lacks and self.writers_ended and judgement.ends is not SaveEnd.NONE:
-            judgement = replace(judgement, whole=True, lacks=False, reason="")  # its end is marked: nothing more comes
+            # Its end is marked: nothing more comes.
+            judgement = replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(seen.found, judgement))
         before = self._records.of(seen.step)
         if before is not None and judgement.deleted and is_left_of(before, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
             reason = f"it was deleted; what is left: {left}"
-            return replace(judgement, whole=False, damaged=False, pending=False, remainder=True, reason=reason)
+            outcome = InspectionOutcome.NOT_COMPLETE
+            return replace(judgement, outcome=outcome, pending=False, remainder=True, reason=reason)
         if before is not None and (lost := lost_files(before, own)):
-            return replace(judgement, whole=False, damaged=True, reason=lost)
+            return replace(judgement, outcome=InspectionOutcome.DAMAGED, reason=lost)
         outside = next((s.outside for s in seen.scans if s.outside and s.found.part.required), "")
         if outside and not judgement.whole:  # what it lacks can be behind the link
             reason = f"{judgement.reason} ({outside} is a symbolic link, and podwatch does not follow it)"
-            return replace(judgement, unreadable=True, damaged=False, reason=reason)
+            return replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason=reason)
         return judgement
 
-    def _state(self, seen: _Seen, known: Known | None, judgement: Judgement) -> Known:
+    def _state(self, seen: _Seen, known: Known | None, judgement: Inspection) -> Known:
         """The state that follows from the judgement, from how long nothing changed, and from what was known."""
         step, found = seen.step, seen.found
         described = checkpoint_identity.describe(step, self._layout.name, found, judgement)
@@ -371,6 +348,6 @@ class CompletenessChecker:
             state.set = replace(state.set, completeness=final, unclear=unclear, remainder=judgement.remainder)
         return state
 
-    def _guard(self, scans: Sequence[Scan], judgement: Judgement) -> Guard:
+    def _guard(self, scans: Sequence[Scan], judgement: Inspection) -> Guard:
         guard = guard_of(scans, [str(p) for p in judgement.rests_on])
         return Guard(self._shapes.setdefault(guard.shape, guard.shape), guard.stamp)

@@ -16,18 +16,14 @@ from pathlib import Path
 
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import stamp
-from podwatch.checkpoints.completeness_check import (
-    CUT_OFF_FACTOR,
-    CompletenessChecker,
-    Inspection,
-    Known,
-    described,
-)
+from podwatch.checkpoints.completeness_check import CUT_OFF_FACTOR, CompletenessChecker, Known
+from podwatch.checkpoints.inspection import Inspection
 from podwatch.checkpoints.inspector import INSPECTOR
-from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
 from podwatch.domain.run_state import RunState
@@ -288,7 +284,7 @@ class Catalogue:
         """Check the structure of every file of one step. HostError: there is no such step."""
         found = [s.found for s in self._settling.scan(self._parts_of(step))]
         with self.layout.reading():
-            return described(self._judge(step, found))
+            return self._judge(step, found)
 
     def verify(self, step: int) -> tuple[str, ...]:
         """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
@@ -299,7 +295,7 @@ class Catalogue:
             judgement = self._judge(step, found)
         if judgement.unreadable:
             raise InspectionUnanswered(judgement.reason, where=f"step {step}")
-        problems = described(judgement).problems
+        problems = judgement.reasons
         with self._lock:
             known = self._known.get(step)
             if known is None or not known.set.complete:
@@ -387,7 +383,7 @@ class Catalogue:
             self._turn = start + _TURN
         return close
 
-    def _judge(self, step: int, found: Sequence[PartFiles]) -> Judgement:
+    def _judge(self, step: int, found: Sequence[PartFiles]) -> Inspection:
         return self._settling.judge(step, found)
 
     def _name_states(self) -> None:
@@ -413,7 +409,7 @@ class Catalogue:
             Path(p.path) for k in unsettled for p in k.set.parts if p.required and (p.size_bytes or p.complete)
         )
 
-    def _overtaken(self, found: CheckpointSet, judgement: Judgement) -> bool:
+    def _overtaken(self, found: CheckpointSet, judgement: Inspection) -> bool:
         """Whether a trainer that waits for each save has started the missing part of a newer save since this one last
         changed: then the missing part never comes, and the checkpoint is never complete."""
         missing = {p.name for p in found.parts if p.required and not p.complete}

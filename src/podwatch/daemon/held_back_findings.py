@@ -14,7 +14,8 @@ import pwd
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layout import Layout, StepSeen
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.shapes import StepSeen
 from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.document import Document, Many

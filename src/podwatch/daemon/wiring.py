@@ -6,8 +6,9 @@ from pathlib import Path
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.settle_time import probe
-from podwatch.checkpoints.trainers import Layout, make_layout, process_names, restart_concerns
+from podwatch.checkpoints.trainers import make_layout, process_names, restart_concerns
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
 from podwatch.daemon.ask_and_record_attempts import make_verdicts

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from podwatch.checkpoints.layout import StepSeen
+from podwatch.checkpoints.shapes import StepSeen
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading, SensorState, observed, unobserved
 from podwatch.sensors import log_tail

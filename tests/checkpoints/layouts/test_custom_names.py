@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.scan import scan_part
-from podwatch.checkpoints.trainers import Layout, concerns, make_layout
+from podwatch.checkpoints.trainers import concerns, make_layout
 from podwatch.config.settings import CustomLayoutSettings, Settings
 from tests.support.checkpoints import torch_zip_bytes
 

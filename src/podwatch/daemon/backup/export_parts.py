@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from podwatch.checkpoints.layout import PartDir, PartFiles
 from podwatch.checkpoints.scan import is_temporary, scan_part
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.daemon.backup.evidence import looks_like_a_key
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.times import size as in_words

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
-from podwatch.checkpoints.layout import PartDir, PartFiles
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup.connection import StoreConnection
 from podwatch.daemon.backup.export_parts import EXTRA, PartState, read_part
