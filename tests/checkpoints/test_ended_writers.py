@@ -3,11 +3,14 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from podwatch.checkpoints import known_checkpoints as catalogues
 from podwatch.checkpoints.known_checkpoints import Catalogue
@@ -23,6 +26,7 @@ from tests.support.checkpoints import (
     hf_operations,
     prime_rl_operations,
     take,
+    torch_zip_bytes,
     write_hf_step,
     write_prime_rl_step,
 )
@@ -101,6 +105,46 @@ def test_what_an_earlier_podwatch_knew_is_known(out: Path, make: Any, monkeypatc
     file.write_bytes(file.read_bytes())
     changed = look(layout, clock, records(out))
     assert not changed.complete, "another save by its times"
+
+
+@pytest.mark.parametrize("make", [make_hf, make_prime_rl, make_custom])
+def test_what_was_said_of_ended_writers_holds_for_the_same_files(out: Path, make: Any) -> None:
+    """The rescan of the loop comes between those of a restart, and says nothing of the writers."""
+    found = Catalogue(make(out), ManualClock(), settle=5.0, settle_weak=60.0, settle_tracker=15.0)
+    found.rescan(writers_ended=True)
+    assert not found.sets[-1].complete
+    for _ in range(3):
+        found.rescan(list_again=True)
+        assert found.sets[-1].complete
+    file = next(p for p in sorted(out.rglob("*")) if p.is_file() and p.stat().st_size > 8)
+    os.utime(file, ns=(1, time.time_ns()))
+    found.rescan(list_again=True)
+    assert found.rescan(list_again=True)[-1].settles_in is not None, "somebody writes again"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["look", "said", "added", "other save", "other form", "later"]), max_size=10))
+def test_no_rescan_takes_a_settled_save_back(tmp_path_factory: pytest.TempPathFactory, events: list[str]) -> None:
+    out, clock = tmp_path_factory.mktemp("out"), ManualClock()
+    for step in (5, 10):
+        write_hf_step(out, step)
+    found = Catalogue(hf_layout(out), clock, settle=5.0, settle_weak=60.0, settle_tracker=15.0)
+    for _ in range(2):
+        found.rescan(writers_ended=True)
+    with one_reader():
+        for number, event in enumerate(events):
+            if event == "added":
+                (out / "checkpoint-10" / f"evaluation_{number}.txt").write_text("0.5")
+            if event == "other save":
+                write_hf_step(out, 100 + number)
+            if event == "other form":
+                write_hf_step(out, 200 + number)
+                (out / f"checkpoint-{200 + number}" / "scaler.pt").write_bytes(torch_zip_bytes({"scale": 1}))
+            if event == "later":
+                clock.advance(700.0)
+            found.rescan(writers_ended=event == "said", list_again=True)
+            states = {s.step: s.completeness for s in found.sets}
+            assert (states[5], states[10]) == (Completeness.COMPLETE, Completeness.COMPLETE), (event, states)
 
 
 def test_ended_writers_prove_nothing_on_a_network_volume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

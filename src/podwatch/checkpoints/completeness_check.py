@@ -8,12 +8,12 @@ truncated or never written. It cannot find flipped bits, swapped or single lost 
 truncated pickle of the old format: the hashes taken during upload do that.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints import checkpoint_identity
-from podwatch.checkpoints.checkpoint_identity import Guard, Shape, guard_of, holds
+from podwatch.checkpoints.checkpoint_identity import Guard, guard_of, holds
 from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import (
@@ -63,6 +63,8 @@ class Known:
     quiet: float = 0.0
     settled: bool = False
     moving: bool = False
+    ended: bool = False
+    """Every process that could write these files was seen to end since they were found."""
     was: str = ""
     """The ``save_id`` with which it was last complete."""
 
@@ -72,7 +74,7 @@ class Known:
 
     def as_before(self) -> bool:
         """Whether its guard is unchanged. Lists no directory."""
-        return holds(self.guard, [p.path for p in self.set.parts])
+        return holds(self.guard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class _Seen:
     """Epoch seconds of the newest change in a required part; 0 if nothing is there."""
     quiet: float
     """Seconds without a change."""
+    ended: bool
+    """As ``Known.ended``: said now, or before of the same files."""
 
 
 class CompletenessChecker:
@@ -117,11 +121,11 @@ class CompletenessChecker:
         """The last save that lacked what those before it have."""
         self._agreed: set[int] = set()
         """Steps that another save agreed with: together they are what the trainer saves now."""
-        self._shapes: dict[Shape, Shape] = {}
         self.slow = False
         """The filesystem is a network filesystem, which shows changes late."""
         self.writers_ended = False
-        """Every process that could write here was seen to end: on a local filesystem no settle time is needed."""
+        """Every process that could write here was seen to end: on a local filesystem what is here needs no settle time,
+        in this rescan and in later ones."""
         self.problem = ""
         """The first read error since ``begin``."""
 
@@ -130,10 +134,6 @@ class CompletenessChecker:
         self._records.begin(self._layout.name)
         self.slow, self.problem = slow, ""
         self.writers_ended = writers_ended and not slow
-
-    def end(self, states: Collection[Known]) -> None:
-        """Finish the rescan: data that equal checkpoints share is kept once."""
-        self._shapes = {k.guard.shape: k.guard.shape for k in states}
 
     def scan(self, parts: Sequence[PartDir]) -> list[Scan]:
         return [scan_part(p, self._roots) for p in parts]
@@ -180,6 +180,7 @@ class CompletenessChecker:
             polls=before.polls + 1 if before is not None else 1,
             changed=changed,
             quiet=max(now - since, age if changed else 0.0),
+            ended=self.writers_ended or (before is not None and before.ended and not self.slow),
         )
 
     def _reuse(self, seen: _Seen) -> Known | None:
@@ -190,7 +191,7 @@ class CompletenessChecker:
             return None
         if not known.set.complete and any(s.outside for s in seen.scans):
             return None  # a link changes no file
-        guard = self._guard(seen.scans, known.judgement)
+        guard = guard_of(seen.scans, known.judgement.rests_on)
         if known.judgement.rests_on and guard != known.guard:
             return None  # a tracker changed
         if known.settled and guard != known.guard:  # a by-product was added or removed: the save does not change
@@ -212,7 +213,7 @@ class CompletenessChecker:
             judgement = self.judge(seen.step, seen.found)
         if seen.error:
             return replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason=f"cannot be read: {seen.error}")
-        if judgement.lacks and self.writers_ended and judgement.ends is not SaveEnd.NONE:
+        if judgement.lacks and seen.ended and judgement.ends is not SaveEnd.NONE:
             # Its end is marked: nothing more comes.
             judgement = replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(seen.found, judgement))
@@ -234,8 +235,10 @@ class CompletenessChecker:
         """The state that follows from the judgement, from how long nothing changed, and from what was known."""
         step, found = seen.step, seen.found
         described = checkpoint_identity.describe(step, self._layout.name, found, judgement)
-        guard = self._guard(seen.scans, judgement)
-        state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
+        guard = guard_of(seen.scans, judgement.rests_on)
+        state = Known(
+            seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet, ended=seen.ended
+        )
         state.was = known.was if known is not None else ""
         if judgement.unreadable and not any(s.outside for s in seen.scans):
             state.set = replace(state.set, unanswered=1 + (known.set.unanswered if known is not None else 0))
@@ -259,7 +262,7 @@ class CompletenessChecker:
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(found, judgement))
         # A checkpoint that was found complete before, unchanged since, needs no settle time again.
         record = self._records.same_save(step, own)
-        settled = self.writers_ended or record is not None
+        settled = state.ended or record is not None
         # Where nothing shows the end of a file, the marker is NONE.
         need = 0.0 if settled and not judgement.hole else windows.need(judgement.ends, slow=self.slow)
         state.moving = judgement.ends is not SaveEnd.COMMIT
@@ -347,7 +350,3 @@ class CompletenessChecker:
             unclear = judgement.damaged or judgement.remainder
             state.set = replace(state.set, completeness=final, unclear=unclear, remainder=judgement.remainder)
         return state
-
-    def _guard(self, scans: Sequence[Scan], judgement: Inspection) -> Guard:
-        guard = guard_of(scans, [str(p) for p in judgement.rests_on])
-        return Guard(self._shapes.setdefault(guard.shape, guard.shape), guard.stamp)

@@ -218,7 +218,7 @@ class Catalogue:
         directories whatever their times show, before a decision that moves what it does not know.
 
         ``writers_ended``: every process that could write here was seen to end. On a local filesystem a checkpoint is
-        then complete after two equal scans, without a settle time.
+        then complete after two equal scans, without a settle time; later rescans need not say it again.
         """
         with self._lock:
             if not list_again and self._nothing_new():
@@ -252,7 +252,6 @@ class Catalogue:
             self._problem = settling.problem
             self._name_states()
             self._compare_again(fresh)
-            settling.end(fresh.values())
             self._remember()
             aged = all(0 <= mtime < wall_ns - _FRESH_NS for _, mtime, _ in roots)
             calm = not self._problem and not settling.slow and all(k.settled for k in fresh.values())

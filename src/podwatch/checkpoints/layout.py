@@ -10,7 +10,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +19,11 @@ from podwatch.checkpoints.command import Command, positive
 from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.inspector import INSPECTOR, Inspector, Surroundings
 from podwatch.checkpoints.places import Listing, Places, is_shared, main_part, status_of
-from podwatch.checkpoints.records import RecordedFile
+from podwatch.checkpoints.records import CheckpointRecord, RecordedFile, is_same_save
 from podwatch.checkpoints.resume import StartPoint, resume_command, resume_settings_in_script
 from podwatch.checkpoints.rules import missing_form
 from podwatch.checkpoints.scan import is_temporary, scan_part
-from podwatch.checkpoints.shapes import Known, PartDir, PartFiles, ResumeCommand, Site
+from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, Site
 from podwatch.checkpoints.structures import UNFINISHED_INDEX
 from podwatch.checkpoints.table import TrainerTable
 from podwatch.checkpoints.templates import forms_of, number_in
@@ -31,6 +31,8 @@ from podwatch.checkpoints.trainer import Trainer
 from podwatch.domain.run import valid_ids
 from podwatch.system.files import read_small
 
+Known = Mapping[int, CheckpointRecord]
+"""The records of what was found complete."""
 _NOWHERE = Path("/nonexistent")
 _STATE_LIMIT = 64 << 20
 _TRACKER_LIMIT = 4096
@@ -63,8 +65,6 @@ class Layout(Places):
         """Why ``layout = "auto"`` chose this one; empty if the configuration named it."""
         self._listing: Listing | None = None
         self._inspected: dict[int, _Inspected] = {}
-        self._forms: dict[frozenset[str], frozenset[str]] = {}
-        """Equal checkpoints share one."""
         self._compared: dict[tuple[int, int], _Inspected] = {}
         self._reading: set[int] = set()
         """The threads in ``reading``."""
@@ -141,11 +141,11 @@ class Layout(Places):
 
     def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
         """Every step of which at least one part exists, with all parts of a complete checkpoint. Each directory is
-        listed once; the parts of a step are made when it is asked for."""
+        listed once."""
         listing = self._listing = self._look()
         existing = frozenset(listing.steps)
         self._inspected = {step: seen for step, seen in self._inspected.items() if step in existing}
-        return _OnDemand(listing.steps, lambda step: self._parts(listing, step))
+        return {step: self._parts(listing, step) for step in listing.steps}
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Layout(Places):
         verdict = replace(
             found, leftovers=_leftovers(own, found), rests_on=outside, deleted=deleted and not found.whole
         )
-        if not found.whole or _is_as_known(own, (known or {}).get(step, {})):
+        if not found.whole or _is_as_known(own, (known or {}).get(step)):
             return verdict
         lacking = missing_form(table, self._required_forms(listing, step, known or {}), seen.forms)
         if not lacking:
@@ -228,7 +228,6 @@ class Layout(Places):
         now = time.monotonic()
         slow = found.outcome is InspectionOutcome.UNKNOWN and now - began > _SLOW
         again = now + (now - began) * _PATIENCE if slow else 0.0
-        forms = self._forms.setdefault(forms, forms)
         seen = self._inspected[step] = _Inspected(_digest(own), forms, found, again)
         return seen
 
@@ -385,24 +384,6 @@ class Layout(Places):
         return {}
 
 
-class _OnDemand(Mapping[int, tuple[PartDir, ...]]):
-    """Step -> its parts, made when asked for: a thousand steps with all their paths are megabytes."""
-
-    def __init__(self, steps: Collection[int], make: Callable[[int], tuple[PartDir, ...]]) -> None:
-        self._steps, self._make = dict.fromkeys(steps), make
-
-    def __getitem__(self, step: int) -> tuple[PartDir, ...]:
-        if step not in self._steps:
-            raise KeyError(step)
-        return self._make(step)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-
 # -- files of a part ---------------------------------------------------------------------------------------------------
 
 
@@ -443,10 +424,10 @@ def _names(own: Sequence[PartFiles]) -> list[str]:
     return [] if any(map(_is_file, own)) else [f.named(several=several) for f in _recorded(own)]
 
 
-def _is_as_known(own: Sequence[PartFiles], known: Mapping[str, tuple[int, int]]) -> bool:
+def _is_as_known(own: Sequence[PartFiles], record: CheckpointRecord | None) -> bool:
     """Whether it has every file, unchanged, that it had when it was found complete."""
-    now = {f"{p.part.name}/{f.path}": (f.size, f.mtime_ns) for p in own for f in p.files} if known else {}
-    return bool(known) and known.items() <= now.items()
+    files = [RecordedFile(f.part, f.path, f.size, f.mtime_ns) for p in own for f in p.files]
+    return record is not None and is_same_save(record, files)
 
 
 def _leftovers(own: Sequence[PartFiles], found: Inspection) -> tuple[str, ...]:
@@ -460,16 +441,14 @@ def _leftovers(own: Sequence[PartFiles], found: Inspection) -> tuple[str, ...]:
     )
 
 
-def _forms_known(table: TrainerTable, names: Iterable[str]) -> frozenset[str]:
-    """Forms of ``part/path``."""
-    found = []
-    for name in names:
-        part, _, path = name.partition("/")
-        if is_shared(table, part):
-            path = path.partition("/")[2]
+def _forms_known(table: TrainerTable, record: CheckpointRecord) -> frozenset[str]:
+    """The forms of the files that it had."""
+    several, names = len(table.parts) > 1 and not table.either, set[str]()
+    for file in record.files:
+        path = file.path.partition("/")[2] if is_shared(table, file.part) else file.path
         if path:
-            found.append(f"{part}:{path}" if len(table.parts) > 1 and not table.either else path)
-    return forms_of(found)
+            names.add(f"{file.part}:{path}" if several else path)
+    return forms_of(names)
 
 
 def _value_in(path: Path, key: str) -> object:

@@ -88,9 +88,6 @@ class ResumeCommand:
     removed: tuple[str, ...] = ()
 
 
-Known = Mapping[int, Mapping[str, tuple[int, int]]]
-"""Step -> ``part/path`` -> (size, mtime_ns) of the files that it had when it was found complete."""
-
 PATTERN = "step_dir"
 """Subject of a concern about a pattern that matches nothing; no longer true once a checkpoint is found."""
 SAVES = "saves"
