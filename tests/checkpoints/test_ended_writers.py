@@ -73,7 +73,7 @@ def make_custom(out: Path) -> Layout:
     (out / "ckpt_10").mkdir(parents=True)
     for name in ("model.bin", "optimizer.bin"):
         (out / "ckpt_10" / name).write_bytes(b"weights of " + name.encode())
-    return custom_layout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("model.bin",)))
+    return custom_layout(out, CustomLayoutSettings(parts="ckpt_{step}", require=("model.bin",)))
 
 
 @pytest.mark.parametrize("make", [make_hf, make_prime_rl, make_custom])

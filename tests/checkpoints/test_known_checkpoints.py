@@ -135,7 +135,7 @@ def test_weak_layouts_wait_longer(out: Path) -> None:
     directory = out / "training_state" / "step_5"
     directory.mkdir(parents=True)
     (directory / "optimizer.pt").write_bytes(torch_zip_bytes({"a": 1}))
-    settings = CustomLayoutSettings(step_dir="training_state/step_{step}", required=("optimizer.pt",))
+    settings = CustomLayoutSettings(parts="training_state/step_{step}", require=("optimizer.pt",))
     bench = Bench(custom_layout(out, settings))
     bench.poll()
     assert not bench.poll(SETTLE + 1)[5].complete

@@ -449,10 +449,10 @@ def test_custom_rules(out: Path) -> None:
     (directory / "model").mkdir(parents=True)
     layout = custom(
         out,
-        step_dir="training_state/step_{step}",
-        required=("optimizer.pt", "model/*.pt"),
-        optional=("samples/*",),
-        ahead=("videos/step_{step}.mp4", "no_step"),
+        parts="training_state/step_{step}",
+        require=("optimizer.pt", "model/*.pt"),
+        not_part=("samples/*",),
+        also_ahead=("videos/step_{step}.mp4", "no_step"),
         last="training_info.json",
     )
 
@@ -484,7 +484,7 @@ def test_custom_rules(out: Path) -> None:
 
 
 def test_custom_with_a_dcp_directory(out: Path) -> None:
-    layout = custom(out, step_dir="ckpt/{step}/state")
+    layout = custom(out, parts="ckpt/{step}/state")
     finish(dcp_operations(out / "ckpt" / "7" / "state" / "dist"))
     parts = layout.steps()[7]
     assert layout.judge(7, [scan_part(p).found for p in parts]).whole

@@ -24,7 +24,7 @@ def write_custom(out: Path, step: int, files: int = FILES, size: int = 100) -> L
     directory.mkdir(parents=True)
     for number in range(files):
         (directory / f"rank_{number}.dat").write_bytes(bytes([number]) * size)
-    return custom_layout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("rank_*.dat",)))
+    return custom_layout(out, CustomLayoutSettings(parts="ckpt_{step}", require=("rank_*.dat",)))
 
 
 def write_hf(out: Path, step: int) -> Layout:

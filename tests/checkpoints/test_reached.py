@@ -84,7 +84,7 @@ def test_a_link_further_down(out: Path, tmp_path: Path, segment: str) -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_a_checkpoint_that_was_moved_and_linked_is_out_of_reach(tmp_path: Path, name: str, there: bool) -> None:
     """Also where the disk that it was moved to is not mounted. A link to another checkpoint here is none."""
-    out, kind = tmp_path / "out", CustomLayoutSettings(step_dir="ckpt_{step}")
+    out, kind = tmp_path / "out", CustomLayoutSettings(parts="ckpt_{step}")
     (out / "ckpt_5").mkdir(parents=True)
     (out / "ckpt_5" / "model.bin").write_bytes(b"x")
     (out / "ckpt_7").symlink_to("ckpt_5")
@@ -103,7 +103,7 @@ def test_a_file_that_was_moved_and_linked_makes_an_unclear_checkpoint(tmp_path: 
     out = tmp_path / "out"
     (out / "ckpt_5").mkdir(parents=True)
     (out / "ckpt_5" / "rng.bin").write_bytes(b"x")
-    kind = CustomLayoutSettings(step_dir="ckpt_{step}", required=("model.bin",))
+    kind = CustomLayoutSettings(parts="ckpt_{step}", require=("model.bin",))
     clock = ManualClock()
     catalogue = Catalogue(custom_layout(out, kind), clock, settle=5.0, settle_weak=60.0)
 

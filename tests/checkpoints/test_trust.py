@@ -185,7 +185,7 @@ def test_a_hole_after_a_reboot_is_suspect_never_damaged(out: Path) -> None:
 
 
 def custom(out: Path, last: str = "") -> Layout:
-    settings = CustomLayoutSettings(step_dir="step_{step}", required=("*.raw",), last=last)
+    settings = CustomLayoutSettings(parts="step_{step}", require=("*.raw",), last=last)
     return custom_layout(out, settings)
 
 

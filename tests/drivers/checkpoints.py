@@ -25,7 +25,7 @@ from podwatch.checkpoints.records import RecordedFile
 from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.shapes import PartFiles, Recognition, Site
 from podwatch.checkpoints.structures import INDEX
-from podwatch.checkpoints.table import SaveEnd, custom_table
+from podwatch.checkpoints.table import SaveEnd, TrainerTable
 from podwatch.checkpoints.trackers import tracker_text
 from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import choose, layout_of, make_layout, recognise
@@ -174,12 +174,14 @@ def without_the_parents_reader() -> None:
     INSPECTOR._own = threading.local()
 
 
+ANY_FILE = TrainerTable(parts={"checkpoint": ("{step}",)}, require=(("*",),))
+
+
 def answer_about(path: Path) -> tuple[str, str]:
     """(outcome, reason) of an inspection that was told of this file as it was listed: 106 bytes of long ago."""
-    table = custom_table("{step}", required=("*",))
     file = RecordedFile("checkpoint", path.name, _SAID, 0)
     with INSPECTOR:
-        found = INSPECTOR.inspect(table, 5, {"checkpoint": path.parent}, (file,))
+        found = INSPECTOR.inspect(ANY_FILE, 5, {"checkpoint": path.parent}, (file,))
     return found.outcome, found.reason
 
 
@@ -249,7 +251,9 @@ def _inspected(path: Path) -> object:
         file = RecordedFile("checkpoint", path.name, status.st_size, status.st_mtime_ns)
     except OSError:
         return "absent"
-    found = INSPECTOR.inspect(custom_table("{step}", required=("*",)), 5, {"checkpoint": path.parent}, (file,))
+    found = INSPECTOR.inspect(
+        TrainerTable(parts={"checkpoint": ("{step}",)}, require=(("*",),)), 5, {"checkpoint": path.parent}, (file,)
+    )
     return found.outcome, found.faults, found.unsized, found.hole
 
 

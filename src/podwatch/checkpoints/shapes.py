@@ -88,7 +88,7 @@ class ResumeCommand:
     removed: tuple[str, ...] = ()
 
 
-PATTERN = "step_dir"
+PATTERN = "parts"
 """Subject of a concern about a pattern that matches nothing; no longer true once a checkpoint is found."""
 SAVES = "saves"
 """Subject of a concern about a command that saves nothing."""

@@ -1,4 +1,4 @@
-"""What podwatch knows of one trainer: the type of a table in ``layouts.toml``, and of ``custom`` in podwatch.toml."""
+"""What podwatch knows of one trainer: the type of a table in ``layouts.toml``; ``custom`` in podwatch.toml is one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -165,19 +165,3 @@ def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for key, value in values.items()
     }
-
-
-def custom_table(
-    step_dir: str, *, required: Globs = (), optional: Globs = (), ahead: tuple[str, ...] = (), last: str = ""
-) -> TrainerTable:
-    """The table of ``[checkpoints.custom]``."""
-    anything = step_dir.replace("{step", "{number")
-    return TrainerTable(
-        parts={"checkpoint": (anything,)},
-        require=tuple((glob,) for glob in (*required, *((last,) if last else ()))),
-        ends=SaveEnd.LAST if last else SaveEnd.NONE,
-        last={last: ("*",)} if last else {},
-        not_part=optional,
-        also_ahead=tuple(path.replace("{step", "{number") for path in ahead),
-        reshards=True,
-    )

@@ -16,10 +16,9 @@ from podwatch.checkpoints.places import listed
 from podwatch.checkpoints.prime_rl import PrimeRLLayout, concerns_of_run
 from podwatch.checkpoints.shapes import PATTERN, Concern, Recognition, Site
 from podwatch.checkpoints.structures import matching
-from podwatch.checkpoints.table import TrainerTable, custom_table
 from podwatch.checkpoints.trainer import DiskSign, Trainer, all_trainers, trainer_from
 from podwatch.config import plugins
-from podwatch.config.settings import Settings
+from podwatch.config.settings import CustomLayoutSettings, Settings
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.process import ProcessNames
 from podwatch.domain.trainer_log import TrainerLog
@@ -49,24 +48,34 @@ def _chosen(settings: Settings, site: Site) -> tuple[str, str]:
 
 
 def layout_of(trainer: Trainer, site: Site) -> Layout:
-    """The trainer's layout below one output directory. ConfigurationError: a table of the operator is missing."""
+    """The trainer's layout below one output directory. ConfigurationError: the operator's table is missing, or has a
+    mistake."""
     if trainer.name == "custom":
-        trainer, site = (
-            replace(trainer, tables={"custom": _table_of_operator(site)}),
-            replace(site, checkpoint_dir=None),
-        )
+        trainer, site = trainer_of_operator(site.custom), replace(site, checkpoint_dir=None)
     return (PrimeRLLayout if trainer.facts.hook == "prime-rl" else Layout)(trainer, site)
 
 
-def _table_of_operator(site: Site) -> TrainerTable:
-    own = site.custom
+def trainer_of_operator(own: CustomLayoutSettings | None) -> Trainer:
+    """``[checkpoints.custom]`` as an entry of ``layouts.toml``. A number has any zeros before it, and a file that is
+    written last is required."""
     if own is None:
         raise ConfigurationError(
             'layout = "custom" needs a [checkpoints.custom] section',
             where="trainer.layout",
-            fix="set step_dir (the directory of one step) and required (the files it must contain) there",
+            fix="set parts (the directory of one step) and require (the files it must contain) there",
         )
-    return custom_table(own.step_dir, required=own.required, optional=own.optional, ahead=own.ahead, last=own.last)
+    values = {"reshards": True, "ends": "last" if own.last else "none", **own.table}
+    values["parts"] = {name: [_any_zeros(path) for path in paths] for name, paths in own.parts.items()}
+    values["require"] = [[glob] if isinstance(glob, str) else list(glob) for glob in (*own.require, *own.last)]
+    values["last"] = {marker: list(covers) for marker, covers in own.last.items()}
+    values["not_part"] = own.not_part
+    values["also_ahead"] = [_any_zeros(path) for path in own.also_ahead]
+    trainer, usual = trainer_from("custom", values), all_trainers()["custom"]
+    return trainer if "command" in own.table else replace(trainer, command=usual.command)
+
+
+def _any_zeros(path: str) -> str:
+    return path.replace("{step", "{number")
 
 
 def trainer_named(name: str) -> Trainer:
@@ -104,8 +113,12 @@ def process_names(settings: Settings | None = None) -> tuple[ProcessNames, ...]:
 
 
 def _known(settings: Settings | None) -> tuple[Trainer, ...]:
-    name, own = "auto" if settings is None else settings.trainer.layout, all_trainers()
-    return (*(() if name == "auto" or name in own else (trainer_named(name),)), *own.values())
+    own = all_trainers()
+    if settings is None or settings.trainer.layout == "auto" or settings.trainer.layout in {*own} - {"custom"}:
+        return tuple(own.values())
+    name = settings.trainer.layout
+    added = trainer_of_operator(settings.checkpoints.custom) if name == "custom" else trainer_named(name)
+    return (added, *own.values())
 
 
 # -- recognition -------------------------------------------------------------------------------------------------------
@@ -223,14 +236,14 @@ def _missing_rules(layout: Layout) -> tuple[Concern, ...]:
         " part of the first save could be stored as a checkpoint"
     )
     fix = (
-        'set required to the files of every save, such as ["model.pt", "optimizer.pt"], or last to the one that the'
+        'set require to the files of every save, such as ["model.pt", "optimizer.pt"], or last to the one that the'
         " trainer writes last"
     )
     return (Concern("checkpoints.custom", what, fix, certain=True),)
 
 
 def _unmatched(layout: Layout) -> tuple[Concern, ...]:
-    """Reports that nothing matches the operator's ``step_dir`` although a similar name exists."""
+    """Reports that nothing matches the operator's ``parts`` although a similar name exists."""
     places = (*layout.watch_roots(), layout.output_dir, layout.output_dir / "checkpoints")
     for folder in dict.fromkeys(() if layout.steps() else places):
         try:
@@ -238,9 +251,10 @@ def _unmatched(layout: Layout) -> tuple[Concern, ...]:
         except OSError:
             continue
         if like := [name for name in names if _STEP_LIKE.match(name)]:
-            pattern = layout.site.custom.step_dir if layout.site.custom is not None else ""
-            what = f"nothing matches the pattern {pattern!r} of [checkpoints.custom] step_dir; found"
-            fix = 'set step_dir to the name of a checkpoint, such as "checkpoints/ckpt_{step}" or "ckpt_{step}.pt"'
+            own = layout.site.custom.parts if layout.site.custom is not None else {}
+            patterns = " or ".join(repr(path) for paths in own.values() for path in paths)
+            what = f"nothing matches the pattern {patterns} of [checkpoints.custom] parts; found"
+            fix = 'set parts to the name of a checkpoint, such as "checkpoints/ckpt_{step}" or "ckpt_{step}.pt"'
             return (Concern(PATTERN, f"{what} {', '.join(like[-3:])} in {folder}", fix),)
     return ()
 

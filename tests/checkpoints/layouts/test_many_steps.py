@@ -101,6 +101,6 @@ def test_digits_of_other_scripts_are_no_step(tmp_path: Path) -> None:
             (tmp_path / f"{name.format(digit)}.ckpt").touch()
     (tmp_path / "iter_00000000010").mkdir()  # one more name of step 10 that Megatron does not write
     for name in sorted(all_trainers()):
-        layout = layout_of(all_trainers()[name], Site(tmp_path, custom=CustomLayoutSettings(step_dir="ckpt_{step}")))
+        layout = layout_of(all_trainers()[name], Site(tmp_path, custom=CustomLayoutSettings(parts="ckpt_{step}")))
         assert layout.steps() == {}, name
         assert layout.ahead_of(5) == (), name

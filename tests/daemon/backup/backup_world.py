@@ -113,7 +113,7 @@ class World:
                 "state_dir": str(directory / "state"),
                 "trainer": {"layout": "custom", "output_dir": str(self.output)},
                 "checkpoints": {
-                    "custom": {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"], "last": "DONE"},
+                    "custom": {"parts": "checkpoints/step_{step}", "require": ["model.bin"], "last": "DONE"},
                     "settle_weak": 0,
                 },
                 "sync": {
