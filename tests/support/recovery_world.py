@@ -21,8 +21,9 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from podwatch.checkpoints.command import without_settings
+from podwatch.checkpoints.held_back import HeldBack
 from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
-from podwatch.checkpoints.known_checkpoints import HeldBack
+from podwatch.checkpoints.second_writer import ALONE, Beside
 from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
 from podwatch.checkpoints.trainer import Trainer
 from podwatch.config.settings import Policies, Settings, TrainerSettings
@@ -50,7 +51,6 @@ from podwatch.domain.snapshot import (
 from podwatch.domain.starts import Recorded
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.file_events import Watcher
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.settle_time import capabilities_of
 from podwatch.checkpoints.trainers import make_layout, process_names, restart_concerns

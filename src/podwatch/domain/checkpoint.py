@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+NO_TRAINING = 10**15
+"""No training reaches this step: a million steps a second for 30 years. Token and sample counters stay below it."""
+
 
 class Completeness(StrEnum):
     COMPLETE = "complete"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+from podwatch.checkpoints.second_writer import ALONE, Beside, made_by_us
 from podwatch.detection.merge import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
@@ -21,7 +22,6 @@ from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Sn
 from podwatch.journal import Journal
 from podwatch.policy.confirm_resume import Confirmation, confirm
 from podwatch.policy.exit_code import Blame
-from podwatch.policy.second_writer import ALONE, Beside, made_by_us
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle

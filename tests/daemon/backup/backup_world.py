@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
