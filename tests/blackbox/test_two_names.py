@@ -35,7 +35,7 @@ output_dir = "{output}"
 cwd = "{root}"
 command = ["sh", "-c", "echo $$ >> starts; exec sleep 987"]
 [checkpoints.custom]
-step_dir = "step_{{step}}"
+parts = "step_{{step}}"
 [http]
 port = 0
 """)

@@ -47,7 +47,7 @@ cwd = "{root}/pod"
 command = ["sh", "-c", "echo {name} >> starts; exec sleep 987"]
 {'user = "nobody"' if uid == 0 else ""}
 [checkpoints.custom]
-step_dir = "step_{{step}}"
+parts = "step_{{step}}"
 [http]
 port = 0
 """)

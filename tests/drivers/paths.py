@@ -17,7 +17,7 @@ import podwatch.system.files
 import podwatch.system.pinned_directories
 from podwatch.checkpoints import settle_time
 from podwatch.checkpoints.known_checkpoints import SetContents
-from podwatch.checkpoints.layout import PartDir, PartFiles, Tracker
+from podwatch.checkpoints.shapes import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
 from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files

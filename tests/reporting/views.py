@@ -181,7 +181,7 @@ def healthy() -> DaemonView:
         output_dir="/app/outputs",
         layout="prime-rl",
         layout_because="the command runs rl",
-        capabilities=Capabilities("ext4", slow=False, holes=True, inotify=True),
+        capabilities=Capabilities("ext4", slow=False, inotify=True),
         log_path="/var/lib/podwatch/bs4-qwen3-8b/trainer.log",
     )
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.detection.log_rules import effective, shipped
 from podwatch.domain.snapshot import LogMatch, SensorState
 from podwatch.domain.trainer_log import LogRule
@@ -25,7 +25,7 @@ from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
 from tests.support.known_trainers import step_reader
 
-TRAINERS = tuple(kind.log for kind in KINDS.values())
+TRAINERS = tuple(kind.log for kind in all_trainers().values())
 SHIPPED = shipped(TRAINERS)
 PATTERNS = prepare(SHIPPED)
 

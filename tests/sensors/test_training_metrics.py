@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.domain.snapshot import TrainingMetrics
 from podwatch.sensors.log_tail import FileNews, Sources, clean
 from podwatch.sensors.progress import PingInbox, ProgressSensor
@@ -24,7 +24,7 @@ from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
 from tests.support.known_trainers import step_reader
 
-READER = MetricReader(kind.log for kind in KINDS.values())
+READER = MetricReader(kind.log for kind in all_trainers().values())
 LINES = [
     (  # prime-rl, January 2026: trainer
         "\x1b[32m12:00:00\x1b[0m \x1b[1mSUCCESS\x1b[0m Step 80 | Time: 183.22s | Loss: 0.1234 | Entropy: 0.4321 |"
@@ -119,7 +119,7 @@ def test_rows_of_others() -> None:
 
 
 def test_each_of_our_names_has_every_name_once() -> None:
-    everything = [name for kind in KINDS.values() for names in kind.log.metrics.values() for name in names]
+    everything = [name for kind in all_trainers().values() for names in kind.log.metrics.values() for name in names]
     assert len(everything) == len(set(everything))
     assert READER.named({"mismatch_kl/all/mean": 0.2, "kl": 9.0}) == {"kl": 0.2}
 

@@ -6,7 +6,7 @@ import pytest
 
 from podwatch.checkpoints.formats import safetensors, torch_zip
 from podwatch.simulation.run_files import read_dcp, tensor_bytes, write_dcp, write_safetensors, write_torch_zip
-from tests.drivers.checkpoints import Judgement, judge, open_layout, values_in_torch_file
+from tests.drivers.checkpoints import Inspection, judge, open_layout, values_in_torch_file
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def step(tmp_path: Path) -> Path:
     return tmp_path / "step_5"
 
 
-def verdict(directory: Path) -> Judgement:
+def verdict(directory: Path) -> Inspection:
     found = judge(open_layout("dcp", directory.parent), 5)
     assert found is not None
     return found

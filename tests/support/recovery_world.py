@@ -21,8 +21,11 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, Protocol
 
 from podwatch.checkpoints.command import without_settings
-from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layout import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
+from podwatch.checkpoints.second_writer import ALONE, Beside
+from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.trainer import Trainer
 from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -48,7 +51,6 @@ from podwatch.domain.snapshot import (
 from podwatch.domain.starts import Recorded
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
@@ -182,6 +184,7 @@ class FlatLayout:
     """``checkpoints/step_N`` with three files; ``done`` is the marker. ``notes/step_N`` must go with it."""
 
     name, variant, finish_lines = "flat", "", ()
+    trainer = Trainer("flat")
     reshards, counts_all, saves_block, counts_saves = True, True, False, False
     saved_by: int | None = None
     started: int | None = None
@@ -205,8 +208,8 @@ class FlatLayout:
             n: (PartDir("checkpoints", self.part_dir("checkpoints", n), True),) for n in self.numbers("checkpoints")
         }
 
-    def judge(self, step: int, parts: Sequence[PartFiles], known: object = None) -> Judgement:
-        return Judgement(True, world_size=self.saved_by)
+    def judge(self, step: int, parts: Sequence[PartFiles], known: object = None) -> Inspection:
+        return Inspection(InspectionOutcome.WHOLE, world_size=self.saved_by)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

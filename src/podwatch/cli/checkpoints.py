@@ -34,7 +34,7 @@ from podwatch.domain.times import ago, from_rfc3339, size
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.known_checkpoints import Catalogue
-    from podwatch.checkpoints.trainers import Layout
+    from podwatch.checkpoints.layout import Layout
     from podwatch.config.settings import Settings
     from podwatch.domain.checkpoint import CheckpointSet
     from podwatch.recovery.quarantine import Entry
@@ -253,7 +253,7 @@ def check(where: Where, step: int | None) -> list[dict[str, Any]]:
     for found in catalogue.sets:
         if found.step == step or (found.complete and step is None):
             looked = catalogue.inspect(found.step)
-            results.append(inspection_document(found.step, looked.problems, looked.notes, looked.files))
+            results.append(inspection_document(found.step, looked.reasons, looked.notes, looked.checked))
     return results
 
 
@@ -362,7 +362,7 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
             roots = {p.part.name: Path(p.part.path) for p in catalogue.contents(found.step).parts}
         except HostError:
             continue  # removed meanwhile
-        document = inspection_document(found.step, looked.problems, looked.notes, looked.files)
+        document = inspection_document(found.step, looked.reasons, looked.notes, looked.checked)
         results.append(_with_bytes(document, roots, _comparable(catalogue, inventory, found), quiet=quiet))
     return sorted(results, key=lambda r: int(r["step"]))
 

@@ -10,7 +10,8 @@ from podwatch.cli.common import Where
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
-    from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+    from podwatch.checkpoints.held_back import HeldBack
+    from podwatch.checkpoints.known_checkpoints import Catalogue
     from podwatch.checkpoints.layout import Layout
     from podwatch.checkpoints.records import RecordFiles
     from podwatch.config.settings import Settings
@@ -124,10 +125,10 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
     """The checkpoints that a daemon would hold back if it started now, by journal and run.json."""
     from dataclasses import replace
 
-    from podwatch.checkpoints.known_checkpoints import HeldBack
+    from podwatch.checkpoints.held_back import HeldBack
+    from podwatch.checkpoints.implausible_steps import StepEvidence
     from podwatch.daemon import held_back_findings
     from podwatch.domain.errors import PodwatchError
-    from podwatch.policy.implausible_steps import StepEvidence
 
     held = (
         HeldBack()

@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -257,20 +258,26 @@ STEP_FIELD = re.compile(r"\{step(?::0(\d)d?)?\}")
 
 
 class CustomLayoutSettings(Section):
-    """Only for layout = "custom" (docs/layouts.md).
+    """``layout = "custom"``: the table of a trainer, as layouts.toml has it. Patterns are relative to output_dir;
+    ``{step}`` is the number, with or without leading zeros."""
 
-    Patterns are relative to output_dir; ``{step}`` is the number, with or without leading zeros."""
-
-    step_dir: str = Field(
-        "checkpoints/step_{step}",
-        description="path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt",
+    parts: dict[str, tuple[str, ...]] = Field(
+        {"checkpoint": ("checkpoints/step_{step}",)},
+        description="path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt; of several parts a table",
     )
-    required: tuple[str, ...] = Field((), description="globs in the step directory that must each match a file")
-    optional: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
-    ahead: tuple[str, ...] = Field(
+    require: tuple[str | tuple[str, ...], ...] = Field(
+        (), description="globs in the step directory that must each match a file; of a list inside, one must"
+    )
+    last: dict[str, tuple[str, ...]] = Field(
+        {}, description="glob of the file that the trainer writes last; or a table of it and the files that it follows"
+    )
+    not_part: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
+    also_ahead: tuple[str, ...] = Field(
         (), description="more paths with {step} to quarantine when they are ahead of the resume step"
     )
-    last: str = Field("", description="glob of the file that the trainer writes last")
+    table: dict[str, Any] = Field(
+        {}, description="any other key of a trainer's table in layouts.toml (docs/contributing.md)"
+    )
     step_line: str = Field("", description="regular expression of a step's log line; its first group is the number")
     trainer_processes: tuple[str, ...] = Field(
         (),
@@ -294,12 +301,25 @@ class CustomLayoutSettings(Section):
                 raise ValueError(f"{pattern!r} matches every process")
         return value
 
-    @field_validator("step_dir")
+    @field_validator("parts", "last", mode="before")
     @classmethod
-    def _one_step(cls, value: str) -> str:
-        found = STEP_FIELD.findall(value)
-        if len(found) != 1 or value.count("{") != 1 or value.startswith("/") or ".." in value.split("/"):
-            raise ValueError("must be relative to output_dir and contain {step} exactly once")
+    def _one_entry(cls, value: object, info: ValidationInfo) -> object:
+        """A text alone stands for one entry: the path of a part, or a file that every other one must precede."""
+        if isinstance(value, str) and value:
+            value = {"checkpoint": value} if info.field_name == "parts" else {value: "*"}
+        if isinstance(value, Mapping):
+            return {name: [inner] if isinstance(inner, str) else inner for name, inner in value.items()}
+        return value or {}
+
+    @field_validator("parts")
+    @classmethod
+    def _one_step(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for path in [path for paths in value.values() for path in paths]:
+            found = STEP_FIELD.findall(path)
+            if len(found) != 1 or path.count("{") != 1 or path.startswith("/") or ".." in path.split("/"):
+                raise ValueError("must be relative to output_dir and contain {step} exactly once")
+        if not any(value.values()):
+            raise ValueError("must name the path of one step")
         return value
 
     @field_validator("step_line")

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from podwatch import __version__
-from podwatch.checkpoints.layout import counts_saves
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view
@@ -134,7 +133,7 @@ async def build_daemon(
     await parts.checks.look()
     memory = Remembered(journal)
     await memory.load()
-    accountant = Accountant(journal, host.clock, host.bus, counted=not counts_saves(parts.run.layout))
+    accountant = Accountant(journal, host.clock, host.bus, counted=not parts.run.layout.counts_saves)
     await accountant.load()
     kept = await journal.run(Journal.learned, LEARNED, {})
     learned = Learned.kept(kept) or Learned()

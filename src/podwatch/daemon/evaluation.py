@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.checkpoints.trainers import kind_of
+from podwatch.checkpoints.trainers import trainer_named
 from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, checkpoint_facts, facts_of
 from podwatch.daemon.host_and_endpoints import Host
@@ -48,7 +48,7 @@ class PodSite:
             return None
         layout = self._parts.run.layout
         about = await self._worker.call(facts_of, layout, found, timeout=FACTS_SECONDS)
-        return found.save_id, {**about, "layout": layout.name, "note": kind_of(layout.name).weights.note}
+        return found.save_id, {**about, "layout": layout.name, "note": trainer_named(layout.name).weights.note}
 
     async def fetch(self, step: int, to: Path) -> tuple[str, Mapping[str, Any]]:
         restore, layout = self._restore, self._parts.run.layout
@@ -57,7 +57,7 @@ class PodSite:
         await self._room_for(step, to)
         report = await restore.fetch_to(to, step)
         parts = {Path(path).name: path for path in (*report.parts, *report.exports.parts)}
-        known = kind_of(layout.name).weights
+        known = trainer_named(layout.name).weights
         base = report.parts[0] if report.parts else ""
         inside = [Path(base) / p.replace("{step}", str(step)) for p in known.places if base and not p.startswith("..")]
         places = [Path(path) for name, path in parts.items() if name == "weights"] + inside

@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.file_events import Watcher
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
-from podwatch.checkpoints.settle_time import probe
-from podwatch.checkpoints.trainers import Layout, make_layout, process_names, restart_concerns
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.settle_time import capabilities_of
+from podwatch.checkpoints.trainers import make_layout, process_names, restart_concerns
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
 from podwatch.daemon.ask_and_record_attempts import make_verdicts
@@ -138,7 +140,7 @@ def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans)
     )
     return Checkpoints(
         catalogue=catalogue,
-        capabilities=probe(workspace.outside, workspace.tree),
+        capabilities=capabilities_of(workspace.outside),
         roots=RootWatch(workspace, run.clock),
         watcher=Watcher(catalogue.watch_dirs, rescans.wake_from_thread, warn=run.emit.warn),
         rescans=rescans,

@@ -12,6 +12,9 @@ Digest = Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
 Identity = tuple[int, int, int, int]
 """Device, inode, size and mtime in nanoseconds of a file: another one is another file, or a changed one."""
 
+NO_TRAINING = 10**15
+"""No training reaches this step: a million steps a second for 30 years. Token and sample counters stay below it."""
+
 
 class Completeness(StrEnum):
     COMPLETE = "complete"

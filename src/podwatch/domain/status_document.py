@@ -167,8 +167,6 @@ class Capabilities(Document):
     """Empty: unknown."""
     slow: Flag = False
     """It shows changes of sizes and times late: settle times are doubled."""
-    holes: Flag | None = None
-    """Ranges that were never written can be detected; null: could not be tested."""
     inotify: Flag | None = None
     """Events are available, else checkpoints are found by rescans alone; null: could not be tested."""
 

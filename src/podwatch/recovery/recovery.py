@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from podwatch.checkpoints.second_writer import ALONE, Beside
 from podwatch.config.settings import Policies, Settings
 from podwatch.detection.merge import cost
 from podwatch.domain.errors import HostError, PodwatchError
@@ -14,7 +15,6 @@ from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.policy.confirm_resume import ConfirmationState
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
-from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import quarantine
 from podwatch.recovery.command_changed import CommandWatch
 from podwatch.recovery.context import RecoveryContext

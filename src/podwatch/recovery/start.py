@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.layout import Tracker
+from podwatch.checkpoints.shapes import Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import Busy, HostError, IntegrityError, PodwatchError, SaveGone
 from podwatch.domain.event import EventName

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from podwatch.checkpoints.layout import StepSeen
+from podwatch.checkpoints.shapes import StepSeen
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading, SensorState, observed, unobserved
 from podwatch.sensors import log_tail

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
@@ -109,7 +110,7 @@ class World:
                 "state_dir": str(directory / "state"),
                 "trainer": {"layout": "custom", "output_dir": str(self.output)},
                 "checkpoints": {
-                    "custom": {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"], "last": "DONE"},
+                    "custom": {"parts": "checkpoints/step_{step}", "require": ["model.bin"], "last": "DONE"},
                     "settle_weak": 0,
                 },
                 "sync": {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.layout import PartDir
+from podwatch.checkpoints.shapes import PartDir
 from podwatch.daemon.backup.exports import EXTRA, due_exports, read_part
 from podwatch.domain.snapshot import Desired
 from podwatch.domain.stored_checkpoint import StoredCheckpoint

@@ -269,13 +269,13 @@ def test_a_checkpoint_that_was_damaged_before_its_upload_is_neither_published_no
 def test_the_checks_agree_with_what_torch_really_writes(tmp_path: Path) -> None:
     """The example's files, judged by the rules that never import torch."""
     from podwatch.checkpoints.known_checkpoints import Catalogue
-    from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
     from podwatch.system.clock import SystemClock
+    from tests.drivers.checkpoints import prime_rl_layout
 
     output = tmp_path / "outputs"
     quick = [a for a in command(output, "A", free_port()) if a not in ("--save-time", "0.7", "--step-time", "0.15")]
     subprocess.run(quick, check=True, cwd=tmp_path, capture_output=True, timeout=120)
-    catalogue = Catalogue(PrimeRLLayout(output), SystemClock(), settle=0.0, settle_weak=0.0)
+    catalogue = Catalogue(prime_rl_layout(output), SystemClock(), settle=0.0, settle_weak=0.0)
     catalogue.rescan()
     sets = catalogue.rescan()
     assert [s.step for s in sets if s.complete] == list(range(INTERVAL, STEPS + 1, INTERVAL))

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
-from podwatch.checkpoints.layout import PartDir, PartFiles
 from podwatch.checkpoints.scan import is_temporary, scan_part
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup.connection import StoreConnection
 from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files, used_parts

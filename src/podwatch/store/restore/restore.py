@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podwatch.checkpoints.layout import Layout, PartDir
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import RecordFiles
+from podwatch.checkpoints.shapes import PartDir
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
