@@ -185,6 +185,8 @@ class DaemonDocument(Document):
     """Maintenance: podwatch ends and starts no process; null when not paused."""
     opening: Text
     started_at: At
+    last_turn_at: At
+    """When the sensing loop last ran."""
     armed: tuple[Text, ...]
     second_signals: tuple[Text, ...]
     """The corroborating signals that can confirm a death on this pod."""
@@ -488,6 +490,8 @@ class CountersDocument(Document):
     """Uploads of checkpoints that were given up."""
     pruned: Whole
     incidents: Mapping[Text, Whole]
+    events: Mapping[Text, Whole]
+    """By name."""
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
