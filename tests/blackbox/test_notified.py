@@ -48,7 +48,7 @@ def test_a_death_a_broken_channel_and_a_preemption(rig: Rig, tmp_path: Path) -> 
     leaves_within(daemon, 15, lambda: daemon.command("preempt"))
     assert daemon.process is not None
     assert daemon.process.returncode == 0
-    assert heard(told)[-1]["topic"] == "preempted"
+    assert heard(told)[-1]["topic"] == "needs-operator"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed here: make test-telling")

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.slow
 HAVE_WANDB = importlib.util.find_spec("wandb") is not None
 needs_wandb = pytest.mark.skipif(not HAVE_WANDB, reason="wandb is not installed here: make test-telling")
 ALERT = document_of(
-    Notice(Topic.DISK, Change.OPENED, Severity.CRITICAL, "disk-no-room", "31 GB are free", "disk-no-room", 1.7e9),
+    Notice(
+        Topic.NEEDS_OPERATOR, Change.OPENED, Severity.CRITICAL, "disk-no-room", "31 GB are free", "disk-no-room", 1.7e9
+    ),
     run_id="r1",
     host="pod",
 )

@@ -336,9 +336,7 @@ def channels_of(settings: Settings, urls: Sequence[str]) -> "tuple[Channel, ...]
         return by_url
     if settings.outranks_training(notify):
         check_command(notify.command, Path("/"), os.environ.get("PATH"))
-    least = None if notify.command_severity is None else Severity(notify.command_severity)
-    user = settings.user_of(notify)
-    return (CommandChannel(notify.command, notify.timeout, least=least, user=user), *by_url)
+    return (CommandChannel(notify.command, notify.timeout, user=settings.user_of(notify)), *by_url)
 
 
 async def make_notifying(

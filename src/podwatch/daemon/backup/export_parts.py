@@ -59,7 +59,7 @@ def read_part(
     elif changing:
         problem = "it is still being written"
     elif most_bytes and total > most_bytes:
-        problem = f"its {in_words(total)} exceed sync.extra_max ({in_words(most_bytes)})"
+        problem = f"its {in_words(total)} exceed what sync.extra can be ({in_words(most_bytes)})"
     elif any(f.size > EXPORT_BYTES for f in found.files):
         problem = f"one of its files exceeds {in_words(EXPORT_BYTES)}, the most that every store takes at once"
     elif part.name == EXTRA and len(found.files) > MOST_FILES:
