@@ -23,7 +23,7 @@ from podwatch.domain.snapshot import Desired, GpuState, Health, Liveness, Sensor
 @dataclass(frozen=True, slots=True)
 class FindingDocument(Document):
     kind: Text
-    """A finding's kind (docs/events.md), or podwatch-not-found, podwatch-elsewhere, podwatch-stopped, podwatch-died or
+    """A finding's kind (docs/events.md), or podwatch-not-found, podwatch-stopped, podwatch-died or
     podwatch-silent."""
     severity: Severity
     subject: Text
