@@ -23,6 +23,7 @@ from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
 from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.json_documents import SCHEMA_VERSION, event_document, incident_document
+from podwatch.reporting.metrics import exposition, make_registry
 from podwatch.reporting.status import build_status
 
 if TYPE_CHECKING:
@@ -187,11 +188,8 @@ class Pages:
         return _json(build_status(self._source.view()))
 
     async def metrics(self, request: Request) -> Response:
-        # Imported at the first request: 1.3 MiB that a daemon without Prometheus does not need.
-        from podwatch.reporting.metrics import CONTENT_TYPE, exposition, make_registry
-
         self._registry = self._registry or make_registry(self._source.view)
-        return Response(exposition(self._registry), media_type=CONTENT_TYPE)
+        return Response(exposition(self._registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def events(self, request: Request) -> Response:
         try:

@@ -1,27 +1,24 @@
-"""Prometheus metrics: one table over the status document, on a separate registry.
+"""The metrics: one table over the status document, for Prometheus and for podwatch's own W&B run.
 
 Step numbers are values, never labels. A value that cannot be observed is omitted, not zero; ``podwatch_sensor_up`` then
 shows the sensor as down.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Final
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Any, Final
 
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import SensorState
 from podwatch.domain.status_document import Overall, Status, TrainingState
-from podwatch.reporting.daemon_view import ViewSource
+from podwatch.reporting.daemon_view import DaemonView, ViewSource
 from podwatch.reporting.status import status_of
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +31,15 @@ class Family:
     value: str | Callable[[Any], float | None]
     rows: str | Callable[[Status], Iterable[Any]] = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily
+    counts: bool = False
+    """It only grows, and ends in ``_total`` for Prometheus."""
 
-    def collect(self, status: Status) -> Metric | None:
-        """None without a sample, except for a family of which the samples come and go."""
-        family = self.kind(self.name, self.text, labels=list(self.labels))
+    def samples(self, status: Status) -> Iterator[tuple[list[str], float]]:
+        """(values of the labels, value)"""
         for row in _rows(self.rows, status):
             value = _at(row, self.value) if isinstance(self.value, str) else self.value(row)
             if value is not None:
-                family.add_metric([scrub(str(_at(row, path))) for path in self.labels.values()], float(value))
-        return family if family.samples or self.labels else None
+                yield [scrub(str(_at(row, path))) for path in self.labels.values()], float(value)
 
 
 def _rows(rows: str | Callable[[Status], Iterable[Any]], status: Status) -> Iterable[Any]:
@@ -197,24 +193,22 @@ FAMILIES: Final = (
         "value",
         "sync.calls",
         {"class": "name"},
-        CounterMetricFamily,
+        counts=True,
     ),
     Family("podwatch_nodes", "Nodes of the run", "node_count"),
     Family("podwatch_node_report_age_seconds", "Time since the node's last report", "silent_seconds", _nodes, _NODE),
     Family("podwatch_node_step", "Newest training step seen on the node", "step", _nodes, _NODE),
-    Family("podwatch_restarts", "Restarts of the trainer by podwatch", "counters.restarts", kind=CounterMetricFamily),
-    Family(
-        "podwatch_uploaded_bytes", "Bytes of published checkpoints", "counters.uploaded_bytes", kind=CounterMetricFamily
-    ),
+    Family("podwatch_restarts", "Restarts of the trainer by podwatch", "counters.restarts", counts=True),
+    Family("podwatch_uploaded_bytes", "Bytes of published checkpoints", "counters.uploaded_bytes", counts=True),
     Family(
         "podwatch_incidents",
         "Failures of the run",
         "value",
         "counters.incidents",
         {"kind": "name"},
-        CounterMetricFamily,
+        counts=True,
     ),
-    Family("podwatch_events", "Events recorded", "value", "counters.events", {"name": "name"}, CounterMetricFamily),
+    Family("podwatch_events", "Events recorded", "value", "counters.events", {"name": "name"}, counts=True),
     Family("podwatch_goodput_ratio", "Share of the time that no failure took, 0 to 1", "account.goodput_ratio"),
     Family("podwatch_finish_seconds", "Time to the target step", "value", _finish, {"estimate": "estimate"}),
     Family(
@@ -227,27 +221,47 @@ FAMILIES: Final = (
 )
 
 
-class StatusCollector(Collector):
+class StatusCollector:
     """Builds all metric families from the status as of each scrape."""
 
     def __init__(self, source: ViewSource) -> None:
         self._source = source
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
+    def collect(self) -> "Iterator[Metric]":
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-    def collect(self) -> Iterable[Metric]:
         status = status_of(self._source())
         yield InfoMetricFamily("podwatch_build", "Version of podwatch", {"version": str(_at(status, "daemon.version"))})
-        yield from filter(None, (family.collect(status) for family in FAMILIES))
+        for one in FAMILIES:
+            kind = CounterMetricFamily if one.counts else GaugeMetricFamily
+            family = kind(one.name, one.text, labels=list(one.labels))
+            for labels, value in one.samples(status):
+                family.add_metric(labels, value)
+            if family.samples or one.labels:  # of a labelled one the samples come and go
+                yield family
 
 
-def make_registry(source: ViewSource) -> CollectorRegistry:
+def make_registry(source: ViewSource) -> "CollectorRegistry":
+    """The library is imported here: a daemon that nobody scrapes does without its 1.3 MiB."""
+    from prometheus_client import CollectorRegistry
+
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StatusCollector(source))
+    registry.register(StatusCollector(source))  # any object with ``collect``
     return registry
 
 
-def exposition(registry: CollectorRegistry) -> bytes:
+def exposition(registry: "CollectorRegistry") -> bytes:
     """The metrics in text format 0.0.4, which every Prometheus reads."""
+    from prometheus_client.exposition import generate_latest
+
     return generate_latest(registry)
+
+
+def for_wandb(view: DaemonView) -> dict[str, float]:
+    """Those that have one value, and those of each GPU."""
+    status, found = status_of(view), {}
+    for one in FAMILIES:
+        for labels, value in one.samples(status) if not one.labels or one.rows == "gpus" else ():
+            _, _, name = one.name.partition("_")
+            found["/".join(["podwatch", name, *labels[:1]])] = value
+    return found
