@@ -158,7 +158,7 @@ class OneRequest:
         sizes = [value for name, value in scope["headers"] if name == b"content-length"]
         large = any(not size.isdigit() or len(size) > 9 or int(size) > MAX_BODY_BYTES for size in sizes)
         while not large and (await receive()).get("more_body"):
-            pass  # what is unread at the close would take the answer with it
+            pass  # who still sends meets a closed connection, and never reads the answer
         await (Response(status_code=413) if large else self._app)(scope, receive, closing)
 
 
