@@ -175,8 +175,9 @@ env = { LD_PRELOAD = "/app/x.so" }
 name = "h"
 on = ["ended"]
 command = ["/opt/hook"]
-[[checks]]
+[[hooks]]
 name = "c"
+on = ["check"]
 command = ["/opt/check"]
 [evaluation]
 command = ["/opt/evaluate", "{checkpoint}"]

@@ -76,7 +76,6 @@ def setting_names() -> list[str]:
     tables = {
         "log_rules": ("log_rules[]", settings.LogRuleSettings),
         "hooks": ("hooks[]", settings.HookSettings),
-        "checks": ("checks[]", settings.CheckSettings),
     }
     found = []
     for key, _ in walk():
@@ -248,7 +247,7 @@ def piped_documents() -> dict[str, set[str]]:
     occasion = Occasion("checkpoint", "checkpoint:1", 1.0, fields={"x": 1})
     about = {"parts": {"trainer": "path"}}
     notice = event.Notice(
-        event.Topic.TEST, event.Change.HAPPENED, finding.Severity.INFO, "title", "text", "key", 1.0, fields={"x": 1}
+        event.Topic.FINDINGS, event.Change.HAPPENED, finding.Severity.INFO, "title", "text", "key", 1.0, fields={"x": 1}
     )
     free = {"parts.*", "fields.*"}
     return {

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from podwatch.store.objects.access import Access
     from podwatch.store.restore.restore import StoreOfRun
     from podwatch.system.own_directories import Workspace
+    from podwatch.trainer.rules import FoundTree
 
 
 def load(where: Where) -> "Settings":
@@ -149,6 +151,50 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
     if run is not None:
         held.follow(run)
     return held
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHere:
+    """The training of a run on this pod. ``pid``: of the launcher that podwatch started; 0 for none, then ``trees``
+    may train the run, and podwatch did not start them."""
+
+    pid: int = 0
+    trees: "tuple[FoundTree, ...]" = ()
+
+    @property
+    def attachable(self) -> "list[FoundTree]":
+        from podwatch.trainer.rules import TreeAnswer
+
+        return [tree for tree in self.trees if tree.answer is TreeAnswer.ATTACH]
+
+    @property
+    def text(self) -> str:
+        """The training that certainly runs; empty if there is none."""
+        if self.pid:
+            return f"training is running (pid {self.pid})"
+        if len(self.attachable) != 1:
+            return ""
+        return f"a trainer that podwatch did not start is running (pid {self.attachable[0].launcher.pid})"
+
+    @property
+    def possible(self) -> str:
+        """The same, or what could be this run's training."""
+        trees = (f"pid {one.launcher.pid} could be this run's training: {one.reason}" for one in self.trees)
+        return self.text if self.pid else "; ".join(trees)
+
+
+def training_here(settings: "Settings") -> TrainingHere:
+    """Searches /proc unless training runs under its supervisor. Blocks."""
+    from podwatch.checkpoints.trainers import process_names
+    from podwatch.system.procfs import is_alive
+    from podwatch.trainer.find import find_trees, sought_run
+    from podwatch.trainer.process_roles import Roles
+    from podwatch.trainer.supervisor_files import read_record
+
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
+    if record is not None and is_alive(record.launcher):
+        return TrainingHere(record.launcher.pid)
+    return TrainingHere(trees=find_trees(sought_run(settings), Roles(process_names())))
 
 
 def require_store(settings: "Settings") -> str:

@@ -50,11 +50,9 @@ LAYOUTS = (
 
 HookEvent = Literal[
     "checkpoint", "published", "milestone", "finished", "ended", "started", "restarted", "incident", "gave-up",
-    "superseded", "preempted", "damaged",
+    "superseded", "preempted", "damaged", "check",
 ]  # fmt: skip
-NoticeTopic = Literal[
-    "findings", "restarts", "gave-up", "blocked", "disk", "store", "superseded", "preempted", "finished", "evaluation"
-]
+NoticeTopic = Literal["findings", "restarts", "gave-up", "needs-operator", "finished"]
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
@@ -145,12 +143,7 @@ class TrainerSettings(Section):
     stop_grace: Duration = Field(30.0, json_schema_extra=LIVE, description="time from SIGTERM to SIGKILL")
     save_grace: Duration = Field(600.0, json_schema_extra=LIVE, description="the same during a save")
     logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
-    resume_attempts: int = Field(
-        2,
-        ge=1,
-        json_schema_extra=LIVE,
-        description="failed loads of a checkpoint before podwatch tries the previous one",
-    )
+    resume_attempts: int = fixed(2, "failed loads of a checkpoint before podwatch tries the previous one", ge=1)
     # VLLM_ENGINE_READY_TIMEOUT_S is 4200 s at prime-rl's HEAD.
     startup_patience: Duration = Field(
         70 * 60.0,
@@ -244,11 +237,7 @@ class HangSettings(Section):
         description="shortest time without a step that can be a hang; below 25m, other signals count sooner too",
     )
     # A step five times slower than the median is slow, not hung.
-    k: float = Field(
-        6.0,
-        ge=2,
-        description="a hang also needs this many median gaps between signs of progress",
-    )
+    k: float = fixed(6.0, "a hang also needs this many median gaps between signs of progress", ge=2)
 
 
 PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
@@ -365,7 +354,9 @@ class SyncSettings(Section):
         description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
     )
     # 47 GB are 470 objects; a kill loses at most this for each connection.
-    part_size: Size = Field(100_000_000, description="larger files are stored in pieces of this size; 5 MB to 5 GB")
+    part_size: Size = fixed(
+        100_000_000, "larger files are stored in pieces of this size", ge=5_000_000, le=5_000_000_000
+    )
     connections: int = Field(8, ge=1, le=64, description="parallel connections of an upload or a restore")
     max_rate: Size | None = Field(None, description="upload limit in bytes per second")
     upload_gap: Duration = fixed(0.0, "shortest time between the starts of two uploads", ge=0)
@@ -381,20 +372,12 @@ class SyncSettings(Section):
         description="number of newest checkpoints kept in the store",
     )
     keep_every: int = Field(10, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none")
-    optional_parts: Literal["milestones", "all", "none"] = Field(
-        "milestones",
-        description="checkpoints that are uploaded with parts that no resume needs (exported weights)",
-    )
     extra: tuple[str, ...] = Field(
         (),
         description='paths below output_dir to upload with milestones and the final checkpoint, such as ["final"]',
     )
     # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
-    extra_max: Size = Field(
-        100_000_000_000,
-        ge=0,
-        description="`extra` above this size is not uploaded",
-    )
+    extra_max: Size = fixed(100_000_000_000, "`extra` above this size is not uploaded", ge=0)
     artefacts: bool = Field(
         True,
         description="also upload configuration, ends of logs and incident bundles",
@@ -440,13 +423,6 @@ class SyncSettings(Section):
                 raise ValueError(f"{path!r} is inside another entry of the list")
         return clean
 
-    @field_validator("part_size")
-    @classmethod
-    def _part(cls, value: int) -> int:
-        if not 5_000_000 <= value <= 5_000_000_000:
-            raise ValueError("must be between 5MB and 5GB: no store takes more in one request")
-        return value
-
 
 class DiskSettings(Section):
     """Disk space for the next checkpoint (docs/disk.md)."""
@@ -458,7 +434,7 @@ class DiskSettings(Section):
         description="podwatch deletes old checkpoints above this disk usage",
     )
     prune_to: Ratio = Field(0.75, description="... and stops at this disk usage")
-    margin: float = Field(1.1, ge=1.0, description="space kept free for the next save: its predicted size times this")
+    margin: float = fixed(1.1, "space kept free for the next save: its predicted size times this", ge=1.0)
     capacity: Size | None = Field(
         None, json_schema_extra=AT_START, description="real capacity, if an overlay shows the host's disk"
     )
@@ -588,10 +564,12 @@ _CHILD_NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 
 
 class HookSettings(Section):
-    """``[[hooks]]``: a command that podwatch runs after an event (docs/hooks.md)."""
+    """``[[hooks]]``: a command that podwatch runs after an event, or `podwatch check` (docs/hooks.md)."""
 
     name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    on: tuple[HookEvent, ...] = Field(..., min_length=1, description="events after which it runs")
+    on: tuple[HookEvent, ...] = Field(
+        ..., min_length=1, description="events after which it runs; check: by `podwatch check`"
+    )
     command: tuple[str, ...] = Field(..., description="argv, without a shell")
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
@@ -602,25 +580,6 @@ class HookSettings(Section):
     timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends the command and all that it started")
     coalesce: bool = Field(True, description="of several waiting events of one kind run only the newest")
     retries: int = Field(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
-
-    @field_validator("command", mode="before")
-    @classmethod
-    def _argv(cls, value: object) -> object:
-        return _real_argv(value)
-
-
-class CheckSettings(Section):
-    """``[[checks]]``: a command that `podwatch check` runs (docs/hooks.md)."""
-
-    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    command: tuple[str, ...] = Field(..., description="argv, without a shell")
-    cwd: Path | None = Field(None, description="working directory; default: that of training")
-    env_file: Path | None = Field(
-        None,
-        description="file with its NAME=value lines; mode 0600",
-    )
-    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
-    timeout: Duration = Field(60.0, gt=0, description="podwatch then ends it, and the check fails")
 
     @field_validator("command", mode="before")
     @classmethod
@@ -639,32 +598,22 @@ class EvaluationSettings(Section):
     )
     every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
     every_steps: int = Field(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
-    milestones: bool = Field(False, description="evaluate the milestones (sync.keep_every)")
     at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
     gpus: Literal["none", "free", "stop-training"] = Field(
         "none",
         description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops',
     )
-    gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
+    gpu_count: int = fixed(1, 'number of GPUs with gpus = "free"', ge=1)
     metric: str = Field(
         "",
         description='number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"',
     )
     lower_is_better: bool = Field(False, description="the metric is a loss or an error")
-    regression: Ratio = Field(
-        0.05,
-        ge=0,
-        description="report a result that is worse than the best by more than this share",
-    )
+    regression: Ratio = fixed(0.05, "report a result that is worse than the best by more than this share", ge=0)
     timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends it and all that it started")
-    coalesce: bool = Field(True, description="of several waiting checkpoints evaluate only the newest")
+    coalesce: bool = fixed(True, "of several waiting checkpoints evaluate only the newest")
     # A full disk costs training.
-    reserve: Size = Field(
-        5_000_000_000,
-        ge=0,
-        json_schema_extra=LIVE,
-        description="space that an evaluation must leave free besides the next save",
-    )
+    reserve: Size = fixed(5_000_000_000, "space that an evaluation must leave free besides the next save", ge=0)
     dir: Path | None = Field(
         None,
         description="place for outputs and fetched checkpoints, never under output_dir; default: below state_dir",
@@ -681,11 +630,12 @@ class EvaluationSettings(Section):
     def _argv(cls, value: object) -> object:
         return value if value in ((), []) else _real_argv(value)
 
-    def as_check(self, command: tuple[str, ...] = ()) -> "CheckSettings":
-        """This in the form of ``[[checks]]``, which the same code examines and starts. ``command``: with its
+    def as_hook(self, command: tuple[str, ...] = ()) -> HookSettings:
+        """This in the form of ``[[hooks]]``, which the same code examines and starts. ``command``: with its
         placeholders replaced."""
-        return CheckSettings(
+        return HookSettings(
             name="evaluation",
+            on=("check",),
             command=command or self.command,
             cwd=self.cwd,
             env_file=self.env_file,
@@ -787,28 +737,13 @@ class NotifySettings(Section):
         description='channels, each with its lowest severity: "critical https://..."; with a key: in urls_file',
     )
     urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
-    command_severity: Literal["info", "warning", "critical"] | None = Field(
-        None, description="lowest severity that command receives; default: as min_severity and events say"
-    )
     digest: Duration = Field(
         0.0,
         ge=0,
         description='time between two digests, such as "24h"; 0: none',
     )
     events: tuple[NoticeTopic, ...] = Field(
-        (
-            "findings",
-            "restarts",
-            "gave-up",
-            "blocked",
-            "disk",
-            "store",
-            "superseded",
-            "preempted",
-            "finished",
-            "evaluation",
-        ),
-        description="topics to send",
+        ("findings", "restarts", "gave-up", "needs-operator", "finished"), description="topics to send"
     )
     min_severity: Literal["warning", "critical"] = Field(
         "critical", description="lowest severity of a finding that is sent"
@@ -827,9 +762,9 @@ class NotifySettings(Section):
 
     @property
     def topics(self) -> frozenset[Topic]:
-        """The topics to send: ``findings`` includes ``blocked``."""
+        """The topics to send: ``findings`` includes ``needs-operator``."""
         chosen = frozenset(Topic(name) for name in self.events)
-        return chosen | {Topic.BLOCKED} if Topic.FINDINGS in chosen else chosen
+        return chosen | {Topic.NEEDS_OPERATOR} if Topic.FINDINGS in chosen else chosen
 
     @field_validator("digest")
     @classmethod
@@ -888,7 +823,7 @@ class LogSettings(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
 
 
-OperatorsCommand = HookSettings | CheckSettings | EvaluationSettings | NotifySettings | WandbSettings
+OperatorsCommand = HookSettings | EvaluationSettings | NotifySettings | WandbSettings
 """A section that has a ``user``."""
 
 
@@ -934,12 +869,8 @@ class Settings(Section):
     )
     hooks: tuple[HookSettings, ...] = Field(
         (),
-        description="tables with commands to run after an event (docs/hooks.md)",
-    )
-    checks: tuple[CheckSettings, ...] = Field(
-        (),
-        json_schema_extra=LIVE,
-        description="tables with commands that `podwatch check` runs (docs/hooks.md)",
+        description="tables with commands to run after an event, or by `podwatch check` (docs/hooks.md): name, on, "
+        "command, cwd, env_file, user, timeout, coalesce, retries",
     )
     evaluation: EvaluationSettings = EvaluationSettings()
     training: TrainingHealthSettings = TrainingHealthSettings()
@@ -957,9 +888,9 @@ class Settings(Section):
             raise ValueError("expected 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit")
         return value
 
-    @field_validator("hooks", "checks")
+    @field_validator("hooks")
     @classmethod
-    def _unique(cls, value: "tuple[HookSettings | CheckSettings, ...]") -> "tuple[HookSettings | CheckSettings, ...]":
+    def _unique(cls, value: tuple[HookSettings, ...]) -> tuple[HookSettings, ...]:
         names = [one.name for one in value]
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise ValueError(f"two of them have the name {twice!r}; each needs its own")

@@ -80,7 +80,7 @@ class PodSite:
         free = await self._worker.call(_free, to, timeout=DISK_SECONDS)
         if free is not None and free < size + self._parts.settings.evaluation.reserve:
             gb = f"{free / 1e9:.1f} GB are free, the checkpoint needs {size / 1e9:.1f} GB"
-            fix = "set [evaluation] dir to a larger disk, or [evaluation] reserve"
+            fix = "set [evaluation] dir to a larger disk"
             raise NoRoom(f"no space to fetch step {step} from the store: {gb}", where=str(to), fix=fix)
 
     def local(self) -> Sequence[tuple[int, str]]:
@@ -180,7 +180,7 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
     if parts.backup is not None:
         restore = make_restore(settings, run, parts.backup, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
-    what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
+    what, fix = await worker.call(problem_of, settings.evaluation.as_hook(), settings, os.environ)
     if what:
         host.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)
     evaluations = Evaluations(desk, PodSite(parts, loops, place, restore))

@@ -23,7 +23,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.hooks import evaluation_files, start_child
 from podwatch.hooks.evaluation_files import metrics_of, place_of
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom, StoppedTraining, Where
-from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk, is_milestone
+from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk
 from podwatch.journal import Journal
 from podwatch.policy import evaluation as policy
 from podwatch.policy.evaluation import Result, Rules, State, Target
@@ -120,7 +120,7 @@ class Prepared:
 
 
 def rules_of(settings: EvaluationSettings) -> Rules:
-    return Rules(settings.every_saves, settings.every_steps, settings.milestones, settings.at_end, settings.coalesce)
+    return Rules(settings.every_saves, settings.every_steps, settings.at_end, settings.coalesce)
 
 
 class Evaluations:
@@ -288,8 +288,7 @@ class Evaluations:
                 state = self.state
                 page = await journal.run(Journal.events, after_id=state.cursor, limit=PAGE)
                 for event in page:
-                    mark = self.settings.milestones and is_milestone(event)
-                    state = policy.on_event(state, event, self._rules, milestone=mark)
+                    state = policy.on_event(state, event, self._rules)
                 if state != self.state:
                     quiet = replace(state, cursor=self.state.cursor) == self.state
                     if quiet:  # only the cursor: it is written with the next change
@@ -436,7 +435,7 @@ class Evaluations:
             own["CUDA_VISIBLE_DEVICES"] = where.gpus
         if desk.config:
             own["PODWATCH_CONFIG"] = desk.config
-        command = settings.as_check(one.argv)
+        command = settings.as_hook(one.argv)
         try:
             order = await desk.disk.call(
                 lambda: start_child.order_for(
@@ -552,7 +551,7 @@ class Evaluations:
 
 
 NO_RESULTS: Final = "it wrote no JSON with numbers: neither results.json in {output} nor as the last line of its output"
-_KEPT: Final = "podwatch keeps {} for training ([evaluation] reserve, and the next save)"
+_KEPT: Final = "podwatch keeps {} for training (a reserve, and the next save)"
 
 
 def _too_little(room: Room) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.config.settings import CheckSettings, HookSettings, Settings
+from podwatch.config.settings import HookSettings, Settings
 from podwatch.config.trusted_files import check_command
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub
@@ -91,7 +91,7 @@ def _how(code: int | None) -> str:
 
 
 def order_for(
-    child: HookSettings | CheckSettings,
+    child: HookSettings,
     settings: Settings,
     environ: Mapping[str, str],
     *,
@@ -170,7 +170,7 @@ def _result(line: bytes) -> Result:
         return Result(None, problem="its worker process ended without a result")
 
 
-def problem_of(child: HookSettings | CheckSettings, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
+def problem_of(child: HookSettings, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
     """Why the command cannot run as things are now, and the fix; both empty if it can. Blocks."""
     try:
         order = order_for(child, settings, environ, own={}, document={}, title="", state=None)

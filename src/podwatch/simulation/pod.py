@@ -254,7 +254,7 @@ class Pod:
                 "release_wait": shape.seconds(10.0),
             },
             "inference": {"urls": [f"http://127.0.0.1:{port}"]},
-            "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0},
+            "hang": {"floor": shape.seconds(shape.hang_floor)},
             "sync": {"store": f"file://{self.store}", "keep_last": 3, "keep_every": 0},
             "disk": disk,
             "http": {"port": 0},
@@ -270,6 +270,7 @@ class Pod:
             "checkpoints.rescan": shape.seconds(1.0),
             "checkpoints.settle": shape.seconds(0.4),
             "checkpoints.settle_weak": 2.0,
+            "hang.k": 2.0,
             "sync.sweep": shape.seconds(5.0),
             "sync.claim_wait": 1.0,  # no second pod can claim this run
             "recovery.backoff_min": shape.seconds(0.5),

@@ -173,7 +173,9 @@ def test_a_run_with_evaluations_ends_in_the_same_weights(
     daemon, _, output, variant = guarded
     reference = tmp_path / "reference"
     subprocess.run(command(reference, variant, free_port()), check=True, cwd=tmp_path, capture_output=True, timeout=240)
-    extra = {"every_steps": 15, "timeout": "2m", "gpus": gpus, "coalesce": gpus == "stop-training"}
+    extra = {"every_steps": 15, "timeout": "2m", "gpus": gpus}
+    with (daemon.config.parent / "test-times.toml").open("a") as times:
+        times.write(f'"evaluation.coalesce" = {json.dumps(gpus == "stop-training")}\n')
     daemon.config.write_text(daemon.config.read_text() + evaluation(tmp_path / "evaluation", **extra))
     daemon.start()
     finished = daemon.wait_event("trainer-finished", 400)

@@ -55,7 +55,6 @@ _INDEX_BYTES = 64 << 20
 
 
 class Occasion(StrEnum):
-    SAVE = "save"
     MILESTONE = "milestone"
     FINAL = "final"
 
@@ -79,9 +78,8 @@ class ExportState:
     changing: bool = False
 
 
-def due_exports(stored: Sequence[StoredCheckpoint], *, when: str, finished: bool) -> Iterator[DueExport]:
-    """The newest first, of saves that are on this pod. ``when``: ``sync.optional_parts``; "none" excludes only the
-    layout's exports, so milestones and the final save still get the extra files."""
+def due_exports(stored: Sequence[StoredCheckpoint], *, finished: bool) -> Iterator[DueExport]:
+    """The newest first, of saves that are on this pod: milestones, and the final save."""
     whole = [save for save in stored if save.whole]
     for save in reversed(whole):
         if not save.here:
@@ -90,8 +88,6 @@ def due_exports(stored: Sequence[StoredCheckpoint], *, when: str, finished: bool
             yield DueExport(save, Occasion.FINAL)
         elif save.milestone:
             yield DueExport(save, Occasion.MILESTONE)
-        elif when == "all":
-            yield DueExport(save, Occasion.SAVE)
 
 
 class Exports:
@@ -108,19 +104,11 @@ class Exports:
         self._again: dict[tuple[SaveKey, Occasion], float] = {}
         self._told: set[tuple[int, str, str]] = set()
 
-    @property
-    def _wanted(self) -> bool:
-        return self._settings.sync.optional_parts != "none" or bool(self._settings.sync.extra)
-
-    def _due(self, stored: Sequence[StoredCheckpoint]) -> Iterator[DueExport]:
-        if self._wanted:
-            yield from due_exports(stored, when=self._settings.sync.optional_parts, finished=self._run.finished)
-
     async def carry(self, stored: Sequence[StoredCheckpoint], more_urgent: Callable[[], bool]) -> bool:
         """Send what is owed and ready now; whether anything was sent. Leaves out what cannot be sent. Raises
         RemoteError for store trouble, LeaseLost when another pod holds the run."""
         now = self._clock.monotonic()
-        for due in self._due(stored):
+        for due in due_exports(stored, finished=self._run.finished):
             if self._again.get((due.saved.key, due.occasion), now) <= now and (found := await self._ready(due)):
                 return await self._carry(due, found, more_urgent)
         return False
@@ -128,7 +116,7 @@ class Exports:
     async def unstored(self, stored: Sequence[StoredCheckpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The parts on disk that are to be stored and are not: those that come; those that cannot, with the reason."""
         pending, refused = list[str](), list[str]()
-        for due in self._due(stored):
+        for due in due_exports(stored, finished=self._run.finished):
             for part, state in await self._owed(due):
                 name = f"{part.name} of step {due.saved.step}"
                 if state.problem and not state.changing:
@@ -180,7 +168,7 @@ class Exports:
 
     def _parts(self, contents: SetContents) -> list[PartDir]:
         sync = self._settings.sync
-        parts = [p.part for p in contents.parts if p.part.export and sync.optional_parts != "none"]
+        parts = [p.part for p in contents.parts if p.part.export]
         if sync.extra:
             root = self._settings.trainer.output_dir
             parts.append(PartDir(EXTRA, root, required=False, uploaded=False, names=sync.extra, export=True))
@@ -296,7 +284,7 @@ def read_part(
     elif changing:
         problem = "it is still being written"
     elif most_bytes and total > most_bytes:
-        problem = f"its {in_words(total)} exceed sync.extra_max ({in_words(most_bytes)})"
+        problem = f"its {in_words(total)} exceed what sync.extra can be ({in_words(most_bytes)})"
     elif any(f.size > EXPORT_BYTES for f in found.files):
         problem = f"one of its files exceeds {in_words(EXPORT_BYTES)}, the most that every store takes at once"
     elif part.name == EXTRA and len(found.files) > MOST_FILES:
