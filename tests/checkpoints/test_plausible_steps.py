@@ -8,7 +8,8 @@ from podwatch.checkpoints.implausible_steps import NO_TRAINING, StepEvidence, im
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
-from podwatch.policy.resume import RemoteSave, choose
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
+from podwatch.recovery.choose import choose
 
 STRAY = 99999999999999999
 LINE = Lineage("b")
@@ -75,8 +76,8 @@ def test_it_is_neither_the_newest_nor_chosen_and_alone_it_is_asked_about() -> No
     alone = choose(held.mark([saved(STRAY)]), lineage=LINE)
     assert alone.source == "none", "never a fresh start over it"
     assert choose(held.mark([saved(STRAY)]), lineage=LINE, wanted=STRAY).step == STRAY
-    assert choose([], [RemoteSave(STRAY, "r", "b", (1, 1))], lineage=LINE).source == "none"
-    assert choose([saved(5)], [RemoteSave(STRAY, "r", "b", (1, 1))], lineage=LINE).step == 5
+    assert choose([], [StoredCheckpoint(STRAY, "r", "b", 1, 1)], lineage=LINE).source == "none"
+    assert choose([saved(5)], [StoredCheckpoint(STRAY, "r", "b", 1, 1)], lineage=LINE).step == 5
     assert not held.mark(sets[:2])[0].held
     records = CheckpointRecords()
     records.decided = {(STRAY, sets[-1].save_id): ""}

@@ -19,7 +19,7 @@ def save(
     manifest = SaveManifest(*head, seq=seq, lineage="l", start_id=start, from_step=begun)
     digest = f"sha256:{step + 1000 * seq + 10**6 * generation:064}"
     return Stored(
-        step, head[2], "l", generation, seq, whole=not problem, problem=problem, manifest=manifest, hash=digest
+        step, head[2], "l", generation, seq, problem=problem, manifest=manifest, hash=digest
     )
 
 

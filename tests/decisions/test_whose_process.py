@@ -7,14 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.domain.process import FoundTree, PodProcess, ProcessIdentity, ProcessRole, TreeAnswer
 from podwatch.trainer.rules import (
     SEEN_LATE,
     TRAINING,
-    FoundTree,
-    PodProcess,
     SoughtRun,
-    TreeAnswer,
     choose_trainer,
     classify_trees,
     copies_of_environment,

@@ -15,7 +15,7 @@ from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import DiskSample
 from podwatch.domain.starts import StartedBy, TrainerStart, changed_start, find_start, with_start
 from podwatch.policy.lineage import SHOWN_SECONDS, branch_line, departure, kept_step
-from podwatch.policy.resume import choose
+from podwatch.recovery.choose import choose
 from podwatch.recovery.start_entries import entered
 from tests.support.starts import guarded
 

@@ -10,7 +10,7 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_compl
 from podwatch.domain.run import Lineage
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, observed
 from podwatch.policy.confirm_resume import ConfirmationState
-from podwatch.policy.resume import choose
+from podwatch.recovery.choose import choose
 from podwatch.recovery.context import Attempt
 
 

@@ -11,10 +11,10 @@ import pytest
 from podwatch.domain.errors import Busy, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.domain.snapshot import Desired
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.clean import request_clean
-from podwatch.trainer.rules import FoundTree, TreeAnswer
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 

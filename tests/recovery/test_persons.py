@@ -14,12 +14,11 @@ from podwatch.domain.errors import Busy, ConfigurationError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.outcome import ENDS_ON_ITS_OWN
-from podwatch.domain.process import ExitStatus, ProcessIdentity
-from podwatch.domain.snapshot import Desired, Supervision, attached_id
+from podwatch.domain.process import ExitStatus, ProcessIdentity, TreeAnswer, attached_id
+from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.recovery import Phase, gpus_and_ports_free
 from podwatch.recovery.stop import stopping
 from podwatch.trainer.base import CannotExecute, Look, StopReport, TrainerHandle
-from podwatch.trainer.rules import TreeAnswer
 from tests.drivers.detection import judging
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished

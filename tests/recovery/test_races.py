@@ -13,8 +13,8 @@ from podwatch.checkpoints.known_checkpoints import CHANGED, InspectionUnanswered
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.snapshot import Desired
-from podwatch.policy.resume import INSPECTIONS, Choice
 from podwatch.recovery import Phase
+from podwatch.recovery.choose import INSPECTIONS, Choice
 from podwatch.recovery.context import Attempt
 from podwatch.trainer.base import Look, TrainerHandle
 from tests.support.recovery_world import Podwatch, World, death

@@ -9,10 +9,10 @@ from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.event import EventName
 from podwatch.domain.facts import StoreFacts
 from podwatch.domain.lease import Decision, LeaseAction
+from podwatch.domain.process import FoundTree
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.recovery import Phase
-from podwatch.trainer.rules import FoundTree
 from tests.recovery.test_persons import turns
 from tests.support.recovery_world import Podwatch, Store, World, death, stored
 

@@ -32,7 +32,16 @@ from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.node_from_engine import Place
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.process import (
+    ExitStatus,
+    FoundTree,
+    PodProcess,
+    ProcessIdentity,
+    ProcessRole,
+    ProcessSample,
+    TreeAnswer,
+    attached_id,
+)
 from podwatch.domain.quarantine_index import QuarantineIndex
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
@@ -44,7 +53,6 @@ from podwatch.domain.snapshot import (
     Snapshot,
     Supervision,
     TrainerSample,
-    attached_id,
     observed,
     unobserved,
 )
@@ -64,7 +72,6 @@ from podwatch.system.files_clock import FilesClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import command, identify
 from podwatch.trainer.base import Look, StartPlan, StopReport, TrainerHandle
-from podwatch.trainer.rules import FoundTree, PodProcess, TreeAnswer
 from tests.support.clock import AutoClock
 
 GIB = 1 << 30
@@ -648,7 +655,7 @@ def finished() -> Finding:
 def stored(step: int, save_id: str, lineage: str, seq: int, problem: str = "") -> Stored:
     """A save in the store."""
     manifest = SaveManifest("r1", step, save_id, "w", 1, 0.0, "flat", 1, (), seq=seq, lineage=lineage)
-    return Stored(step, save_id, lineage, 1, seq, whole=not problem, problem=problem, manifest=manifest)
+    return Stored(step, save_id, lineage, 1, seq, problem=problem, manifest=manifest)
 
 
 class Store:
@@ -683,6 +690,8 @@ class Store:
         if (damage := self.world.damaged.get(step)) and not doubts:
             raise StagedDamaged(damage[0])
         self.world.save(step, wall=5.0)
+        branch = next((s.manifest.lineage for s in self.given if s.key == key and s.manifest is not None), "")
+        self.world.origins[step, f"save{step}-5.0"] = Recorded("", True, branch)
         return Restored(step, save_id, "", (), 0, 0)
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.domain.process import PodProcess, TreeAnswer
 from podwatch.trainer.find import find_trees, read_pod
-from podwatch.trainer.rules import PodProcess, SoughtRun, TreeAnswer
+from podwatch.trainer.rules import SoughtRun
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 

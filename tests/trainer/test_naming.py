@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.domain.process import TreeAnswer
 from podwatch.system import procfs
 from podwatch.trainer.find import find_trees
 from podwatch.trainer.process_roles import (
@@ -17,7 +18,7 @@ from podwatch.trainer.process_roles import (
     named_in_text,
     repeats_command,
 )
-from podwatch.trainer.rules import SoughtRun, TreeAnswer
+from podwatch.trainer.rules import SoughtRun
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
 

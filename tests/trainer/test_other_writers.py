@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.process import PodProcess, ProcessIdentity
 from podwatch.system import procfs
 from podwatch.system.procfs import identify
 from podwatch.trainer import other_writers
@@ -28,7 +28,6 @@ from podwatch.trainer.other_writers import (
     program_of,
     reads_only,
 )
-from podwatch.trainer.rules import PodProcess
 from tests.support.known_trainers import ROLES
 
 OUT = "/work/out"

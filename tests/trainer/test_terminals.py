@@ -10,9 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.system import procfs
 from podwatch.trainer.find import find_trees, read_pod, read_process, users_of
-from podwatch.trainer.rules import FoundTree, SoughtRun, TreeAnswer
+from podwatch.trainer.rules import SoughtRun
 from tests.support.known_trainers import ROLES
 from tests.support.pod import Pod, eventually
 from tests.support.ptys import terminal

@@ -9,8 +9,9 @@ from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.document import Document, Many, Size
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.lease import Decision
+from podwatch.domain.process import FoundTree
 from podwatch.domain.run_state import RunState
-from podwatch.domain.snapshot import Snapshot
+from podwatch.domain.snapshot import Reading, SensorState, Snapshot, unobserved
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 
 OUTCOMES_KEPT = 40
@@ -115,6 +116,75 @@ class StoreFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Trainer:
+    """The tree of the last start, which podwatch supervises or has attached to. ``lives``: anything of it does, its
+    supervisor included. ``ended_wall``: when its launcher ended (epoch seconds), None while that lives. ``ended_at``:
+    since when podwatch has seen that nothing of it lives (monotonic). ``finish_line``: it printed its own.
+    ``unconfirmed``: no step number was seen within the start-up patience."""
+
+    start_id: str
+    pid: int
+    lives: bool = True
+    attached: bool = False
+    ended_wall: float | None = None
+    ended_at: float | None = None
+    finish_line: bool = False
+    unconfirmed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodSearch:
+    """What a search of the pod's processes found. ``trees``: what may train this run and is not its trainer.
+    ``lock_holder``: who holds the run lock while no trainer of the run is seen, as a sentence; empty if nobody does."""
+
+    trees: tuple[FoundTree, ...] = ()
+    lock_holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """podwatch ends. ``preempted``: training ends with it. ``saves_are_safe``: the newest save is stored or its upload
+    was dropped, or the grace leaves no more time for it."""
+
+    why: str
+    preempted: bool = False
+    saves_are_safe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEvaluation:
+    """Evaluations that need training's GPUs. ``due``: they can run now, as files, disk and the time since the last save
+    are. ``running``: one runs."""
+
+    title: str
+    due: bool = False
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodesOfRun:
+    """This node's part in a run over several nodes. ``ended``: why the attempt has ended for all of them. ``waits``:
+    why the leader does not let this node start yet. ``follows``: the leader has chosen ``step``, and prepared it."""
+
+    ended: str = ""
+    waits: str = ""
+    follows: bool = False
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What the store has of this run, as a start sees it. ``trouble``: why it did not answer."""
+
+    saves: tuple[StoredCheckpoint, ...] = ()
+    trouble: str = ""
+
+
+NOT_SEARCHED: Reading[PodSearch] = unobserved(SensorState.PENDING, float("-inf"), "the pod was not searched yet")
+NOT_MEASURED: Reading[tuple[str, ...]] = unobserved(SensorState.PENDING, float("-inf"), "not measured yet")
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """``pod``: what the sensors read at the last turn. The rest is as of the moment at which this was built.
     ``checkpoints``: those on this pod, by step. ``store``: None without a store."""
@@ -135,3 +205,31 @@ class Facts:
     """Why podwatch may delete no checkpoint now; empty if it may."""
     save_seconds: float = 0.0
     """The median duration of a save, as learned; 0 before the first."""
+
+    # What a decision about training needs beside that.
+
+    trainer: Trainer | None = None
+    """None: nothing of the last start is known to run, and its end is recorded."""
+    acting: str = ""
+    """The action that is carried out now; empty if none is."""
+    leaving: Leaving | None = None
+    unwritable: str = ""
+    """Why a start or a stop cannot be recorded now; empty if it can."""
+    search: Reading[PodSearch] = NOT_SEARCHED
+    held: Reading[tuple[str, ...]] = NOT_MEASURED
+    """What holds GPU memory or ports that training needs."""
+    free_since: float = float("-inf")
+    """Since when nothing of ours lives (monotonic): older readings show what the last trainer held."""
+    evaluation: PendingEvaluation | None = None
+    nodes: NodesOfRun | None = None
+    """None for a run on one node."""
+    inventory: Inventory | None = None
+    """None: the store has not been asked since the last trainer ended."""
+    misfits: Mapping[int, str] = field(default_factory=dict)
+    """Steps of checkpoints here that the configured command cannot load, with the reason."""
+    behind_links: frozenset[int] = frozenset()
+    """Steps that seem to be behind a symbolic link, which podwatch does not follow."""
+    doubt: str = ""
+    """Why podwatch cannot be sure which checkpoints are this run's; empty if it is."""
+    last_step: int | None = None
+    """Of the training: its target, where that is known."""

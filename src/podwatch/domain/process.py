@@ -108,3 +108,95 @@ class ExitStatus:
         if self.signal is not None:
             return f"signal {self.signal}"
         return "unknown exit status"
+
+
+# -- trees of the pod -------------------------------------------------------------------------------------------------
+
+ATTACHED_ID = "attach-"
+"""Prefix of the ids of starts that podwatch did not make."""
+
+
+def attached_id(launcher: ProcessIdentity) -> str:
+    """Return the start id of a trainer that podwatch did not start; the same for every podwatch that sees it."""
+    return f"{ATTACHED_ID}{launcher.pid}-{launcher.start_ticks}"
+
+
+class TreeAnswer(StrEnum):
+    """What podwatch does about a tree. An ignored one has no entry: it is never waited for and never signalled."""
+
+    OWN = "own"
+    """The run's supervisor started it."""
+    ATTACH = "attach"
+    WAIT = "wait"
+    """It may be about to train: podwatch starts nothing beside it, and asks when that takes long."""
+    ASK = "ask"
+    """Unclear: an operator decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodProcess:
+    """Facts about one process. ``users``: real and effective user id, empty where unknown. ``exe``: the program that
+    the kernel runs, whatever argv says. ``tty``: 0 without a controlling terminal. ``role``: OTHER where the program
+    cannot be what argv says. ``cuda``: None where it cannot be read. ``writes``: files below the run's directories that
+    are open for writing. ``names_output``: says as text how a configuration file, or a path through links, names
+    output_dir. ``start_id``: the one in its environment. ``age``: seconds since its start. ``podwatch``: podwatch, its
+    children and the commands that it runs; ``above_podwatch``: its ancestors."""
+
+    identity: ProcessIdentity
+    parent_pid: int
+    name: str
+    argv: tuple[str, ...]
+    exe: str = ""
+    cwd: str = ""
+    users: tuple[int, ...] = ()
+    group: int = 0
+    session: int = 0
+    tty: int = 0
+    role: ProcessRole = ProcessRole.OTHER
+    cuda: bool | None = None
+    gpus: frozenset[int] = frozenset()
+    writes: tuple[str, ...] = ()
+    names_output: str = ""
+    start_id: str = ""
+    age: float = 0.0
+    podwatch: bool = False
+    above_podwatch: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTree:
+    """``trains``: it has a tie, and a training role or a CUDA context. ``attachable``: an operator can declare it the
+    trainer."""
+
+    top: PodProcess
+    answer: TreeAnswer
+    reason: str
+    trains: bool = False
+    attachable: bool = True
+    members: tuple[PodProcess, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def launcher(self) -> ProcessIdentity:
+        return self.top.identity
+
+    @property
+    def start_id(self) -> str:
+        """Of the start that it is, once podwatch attaches to it."""
+        return attached_id(self.top.identity)
+
+    @property
+    def command(self) -> str:
+        return " ".join(self.top.argv) or self.top.name
+
+    def has(self, pid: int) -> bool:
+        """Whether this process is part of it: ``nvidia-smi`` shows the processes below its top."""
+        return any(process.pid == pid for process in (self.top, *self.members))
+
+    @property
+    def hidden(self) -> bool:
+        """Whether podwatch may not see if it holds a GPU."""
+        return all(process.cuda is None for process in (self.top, *self.members))

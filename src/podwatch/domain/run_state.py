@@ -107,6 +107,16 @@ class RunState(Document):
     """The start that the operator asked to stop: the stop is carried out in mode observe, too."""
     stop_cancelled_for: Text = ""
     """The start whose stop the operator cancelled: no finding stops it again."""
+    requested: Flag = False
+    """The operator's last request is not carried out yet: neither a pause before it nor mode observe prevents it."""
+    despite_store: Flag = False
+    """An operator started training while the store did not answer; holds until it answers."""
+    clean: Flag = False
+    """What an old run left is to be moved to quarantine, so that the next start is fresh."""
+    evaluation: Text = ""
+    """What training is stopped to evaluate; empty once it is started again."""
+    attach: Text = ""
+    """The start of the process that the operator named as the trainer: it needs no other tie."""
     ignored: tuple[Text, ...] = ()
     """Starts that the operator declared not to be this run's training (``podwatch start --ignore PID``)."""
     pause: Pause | None = None

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
+from podwatch.domain.process import ATTACHED_ID, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 
 # -- readings --------------------------------------------------------------------------------------------------------
 # A detector that gets a state other than ``OK`` has no evidence, and a missing reading never confirms a verdict.
@@ -182,15 +182,6 @@ class ProcessEnd:
     role: ProcessRole
     status: ExitStatus
     seen_at: float
-
-
-ATTACHED_ID = "attach-"
-"""Prefix of the ids of starts that podwatch did not make."""
-
-
-def attached_id(launcher: ProcessIdentity) -> str:
-    """Return the start id of a trainer that podwatch did not start; the same for every podwatch that sees it."""
-    return f"{ATTACHED_ID}{launcher.pid}-{launcher.start_ticks}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
     """A save in the store's inventory. ``save_id``: as the store names it; ``here``: as this pod names the same save,
-    empty where it does not have it. ``wall``: when it was stored, by the store's clock. ``whole``: it can be restored.
-    ``milestone``: retention keeps it for good."""
+    empty where it does not have it. ``wall``: when it was stored, by the store's clock. ``problem``: why it cannot be
+    restored, as the store shows it or as a fetch has found. ``milestone``: retention keeps it for good."""
 
     step: int
     save_id: str
@@ -19,9 +19,18 @@ class StoredCheckpoint:
     pinned: bool = False
     exports: bool = False
     milestone: bool = False
-    whole: bool = True
+    problem: str = ""
     here: str = ""
 
     @property
     def key(self) -> tuple[int, str]:
         return (self.step, self.save_id)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Of its publication."""
+        return (self.generation, self.seq)
+
+    @property
+    def whole(self) -> bool:
+        return not self.problem

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from podwatch.domain.errors import Busy, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
+from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.recovery.context import BLOCKED_POLL, Attempt, RecoveryContext
@@ -17,7 +18,7 @@ from podwatch.recovery.start_entries import enter_running
 from podwatch.recovery.state import Phase
 from podwatch.recovery.stop import Stops
 from podwatch.trainer.base import Look, TrainerHandle
-from podwatch.trainer.rules import FoundTree, TrainerChoice, TreeAnswer, begun_since, choose_trainer
+from podwatch.trainer.rules import TrainerChoice, begun_since, choose_trainer
 
 PERSON_POLL: Final = 15.0
 """Seconds between two checks for an operator's own start while podwatch runs no trainer; each reads all of /proc."""

@@ -12,6 +12,7 @@ from podwatch.detection.merge import cost
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.policy.confirm_resume import ConfirmationState
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
@@ -30,7 +31,6 @@ from podwatch.recovery.state import GangStart, Phase, RecoveryState, newest_step
 from podwatch.recovery.stop import Stops
 from podwatch.recovery.stop_for_evaluation import Evaluating
 from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.rules import FoundTree, TreeAnswer
 
 REMEMBER_EVERY = 60.0
 """Seconds between two records that a step was made; losing a minute only delays the end of a failure streak."""

@@ -11,6 +11,7 @@ from podwatch.domain.errors import Busy, PodwatchError, UsageError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.lease import LeaseAction
+from podwatch.domain.process import FoundTree
 from podwatch.domain.run_state import RestartHistory
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.snapshot import Desired, Supervision
@@ -23,7 +24,6 @@ from podwatch.recovery.restart import Operations
 from podwatch.recovery.resume_point import NothingToResume
 from podwatch.recovery.state import Phase
 from podwatch.trainer.base import Look, TrainerHandle
-from podwatch.trainer.rules import FoundTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.journal import Journal
 from podwatch.journal.bundle import plain
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
-from podwatch.policy.resume import Choice
 from podwatch.recovery import gpus_and_ports_free
+from podwatch.recovery.choose import Choice
 from podwatch.recovery.context import BLOCKED_POLL, RecoveryContext
 from podwatch.recovery.failure import GIVEN_UP_FIX, Failures
 from podwatch.recovery.manual_starts import PERSON_POLL, ManualStarts

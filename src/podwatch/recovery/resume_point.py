@@ -22,9 +22,20 @@ from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import Mutation
 from podwatch.domain.snapshot import Supervision
 from podwatch.domain.starts import changed_start, find_start
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.lineage import departure
-from podwatch.policy.resume import INSPECTIONS, Choice, RemoteSave, awaited, choose, other_world, unanswered
 from podwatch.recovery import start_plan
+from podwatch.recovery.choose import (
+    BEHIND_A_LINK,
+    DECIDE,
+    INSPECTIONS,
+    SETTLE_PATIENCE,
+    Choice,
+    awaited,
+    choose,
+    other_world,
+    unanswered,
+)
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.start_entries import CLOCK_SET_BACK, enter_running
 from podwatch.recovery.state import Phase
@@ -150,16 +161,8 @@ SETTLE_LOOK = 0.05
 """Minimum seconds between the two equal scans that a checkpoint needs to count as complete."""
 SETTLE_POLL = 1.0
 """Seconds between two scans of a checkpoint that a start waits for; status counts the remaining time down."""
-SETTLE_PATIENCE = 600.0
-"""Seconds beyond the longest settle time: a checkpoint that still changes then has a writer."""
 FETCH_TRIES = 3
 """Failed downloads after which an older checkpoint on this pod is better: waiting for the store wastes GPU time."""
-
-
-BEHIND_A_LINK = (
-    "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory that it points to,"
-    " or run `podwatch start --fresh`"
-)
 
 
 class StoreUnknown(PodwatchError):  # noqa: N818
@@ -172,7 +175,7 @@ class NothingToResume(PodwatchError):  # noqa: N818
     def __init__(self, choice: Choice, fix: str = "") -> None:
         super().__init__(
             choice.reason,
-            fix=fix or "see `podwatch checkpoints`, then run `podwatch start --step N` or `podwatch start --fresh`",
+            fix=fix or DECIDE,
         )
         self.choice = choice
 
@@ -387,7 +390,7 @@ class ResumeChooser:
             return False
         return choice.step is None or any(s.step == choice.step and s.complete for s in sets)
 
-    async def _remote(self, wanted: int | None) -> tuple[tuple[RemoteSave, ...], str]:
+    async def _remote(self, wanted: int | None) -> tuple[tuple[StoredCheckpoint, ...], str]:
         """The checkpoints in the store, the newest first, or those of the step that the operator named; and why the
         store did not show them."""
         restore, here = self.context.tools.store.restore, newest_complete(self.context.tools.catalogue.sets)
@@ -401,9 +404,9 @@ class ResumeChooser:
             return (), str(error)
         damaged = {} if wanted is not None else self.damaged_in_store
         return tuple(
-            RemoteSave(
-                save.step, save.save_id, save.manifest.lineage if save.manifest is not None else "", save.order,
-                save.problem or damaged.get(save.key, ""),
+            StoredCheckpoint(
+                save.step, save.save_id, save.manifest.lineage if save.manifest is not None else "", *save.order,
+                problem=save.problem or damaged.get(save.key, ""),
             )
             for save in found
         ), ""  # fmt: skip

@@ -16,8 +16,8 @@ from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import scrub_argv
 from podwatch.domain.starts import TrainerStart
 from podwatch.journal import Journal
-from podwatch.policy.resume import Choice
 from podwatch.recovery import gpus_and_ports_free, quarantine, stale_files, start_plan
+from podwatch.recovery.choose import Choice
 from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, files_of, not_inspected
 from podwatch.recovery.start_entries import entered

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -20,6 +19,7 @@ from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal
+from podwatch.recovery.actions import Phase as Phase
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.base import Sensor
@@ -38,33 +38,6 @@ R = TypeVar("R")
 
 LAST_WORD_SECONDS: Final = 30.0
 """Seconds that a cancelled operation waits for a file operation in progress."""
-
-
-class Phase(StrEnum):
-    """What recovery is doing. The names are stable: ``status`` shows them."""
-
-    IDLE = "idle"
-    LOOKING = "looking"
-    STARTING = "starting"
-    CONFIRMING = "confirming"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    ENDING = "ending"
-    """A stop after the next save was requested: training continues until that save is complete."""
-    EVALUATING = "evaluating"
-    """Training is stopped for an evaluation; podwatch starts it again after that."""
-    BLOCKED = "blocked"
-    """Cannot start yet: GPU memory or a port is still held, or the operator has to decide."""
-    BACKOFF = "backoff"
-    GAVE_UP = "gave-up"
-    STOPPED = "stopped"
-    FINISHED = "finished"
-    ATTACHED = "attached"
-    """Watches a trainer that podwatch did not start."""
-    PAUSED = "paused"
-    """Maintenance: an operation waits at a safe point until `podwatch unpause`."""
-    OBSERVING = "observing"
-    """Mode observe, and no trainer is known."""
 
 
 AT_ANY_TIME: Final = frozenset(

@@ -38,11 +38,9 @@ SaveKey = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Stored(StoredCheckpoint):
-    """With what only this room reads. ``problem``: why it cannot be restored; ``manifest`` is None where it cannot be
-    read."""
+    """With what only this room reads. ``manifest`` is None where it cannot be read."""
 
     files: int = 0
-    problem: str = ""
     manifest: SaveManifest | None = None
     hash: str = ""
 
@@ -53,13 +51,9 @@ class Stored(StoredCheckpoint):
         """``objects``: the names of what is below the save."""
         return cls(
             *manifest.key, manifest.lineage, manifest.generation, manifest.seq, manifest.total_bytes, wall,
-            PINNED in objects, EXPORTS in objects, whole=not problem, files=len(manifest.files), problem=problem,
-            manifest=manifest, hash=digest,
+            PINNED in objects, EXPORTS in objects, problem=problem, files=len(manifest.files), manifest=manifest,
+            hash=digest,
         )  # fmt: skip
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.generation, self.seq)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +242,7 @@ class _Taking:
             problem = problem or "the manifest belongs to another save"
             self._problems.append(f"{item.key}: {problem}")
             return Stored(
-                *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects, whole=False, problem=problem
+                *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects, problem=problem
             )
         missing = missing_objects(manifest.objects(), objects)
         if missing:

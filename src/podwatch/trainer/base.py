@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from podwatch.domain.errors import HostError, PermissionDenied
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
+from podwatch.domain.process import ExitStatus, FoundTree, ProcessIdentity, ProcessSample
 from podwatch.domain.snapshot import Reading, Supervision
-from podwatch.trainer.rules import FoundTree
 
 
 class CannotExecute(HostError):  # noqa: N818

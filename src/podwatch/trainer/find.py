@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podwatch.domain.process import ProcessIdentity, ProcessRole
+from podwatch.domain.process import FoundTree, PodProcess, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.trainer.process_roles import Roles, Target, named_in_argv, named_in_files, program
-from podwatch.trainer.rules import FoundTree, PodProcess, SoughtRun, classify_trees
+from podwatch.trainer.rules import SoughtRun, classify_trees
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings

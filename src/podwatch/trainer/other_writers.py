@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from podwatch.domain.process import TICKS_PER_SECOND, ProcessIdentity, ProcessRole
+from podwatch.domain.process import TICKS_PER_SECOND, PodProcess, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, pid_namespace
 from podwatch.trainer.process_roles import SHELLS, Roles, program
-from podwatch.trainer.rules import PodProcess, is_operators, is_tool
+from podwatch.trainer.rules import is_operators, is_tool
 
 _READERS = ("eval", "lm_eval", "lm-eval", "vllm", "inference", "serve", "generate", "sample", "plot", "convert",
             "merge", "export", "predict", "test", "pytest")  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
-from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.process import ProcessIdentity, TreeAnswer
 from podwatch.domain.secrets import register_argv, register_named
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
@@ -26,7 +26,7 @@ from podwatch.trainer.base import CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.find import read_pod, users_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.rules import SoughtRun, TreeAnswer, classify_trees, gpu_holders, may_belong
+from podwatch.trainer.rules import SoughtRun, classify_trees, gpu_holders, may_belong
 from podwatch.trainer.supervisor_files import (
     SupervisorRecord,
     lock_holder,

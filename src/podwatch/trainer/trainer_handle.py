@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from podwatch.domain.errors import Busy
-from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample
-from podwatch.domain.snapshot import Reading, SensorState, Supervision, attached_id, observed, unobserved
+from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample, attached_id
+from podwatch.domain.snapshot import Reading, SensorState, Supervision, observed, unobserved
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive, patiently

@@ -9,7 +9,7 @@ from podwatch.checkpoints.command import Command, launched_processes
 from podwatch.checkpoints.shapes import Site
 from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import layout_of
-from podwatch.policy.resume import other_world
+from podwatch.recovery.choose import other_world
 from podwatch.recovery.resume_point import saved_by
 from tests.support.golden import GOLDENS
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, PartState
 from podwatch.domain.run import Lineage
-from podwatch.policy.resume import RemoteSave, awaited, choose, unanswered
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
+from podwatch.recovery.choose import awaited, choose, unanswered
 
 LINE = Lineage("b", parent="a", parent_step=20)
 
@@ -19,8 +20,8 @@ def local(step: int, state: Completeness = Completeness.COMPLETE) -> CheckpointS
     return CheckpointSet(step, "hf", state, (), 100, 3, float(step), save_id, "" if save_id else "no marker")
 
 
-def remote(step: int, lineage: str = "b", seq: int | None = None, problem: str = "") -> RemoteSave:
-    return RemoteSave(step, f"r{step}", lineage, (1, step if seq is None else seq), problem)
+def remote(step: int, lineage: str = "b", seq: int | None = None, problem: str = "") -> StoredCheckpoint:
+    return StoredCheckpoint(step, f"r{step}", lineage, 1, step if seq is None else seq, problem=problem)
 
 
 def test_newest_complete_and_the_half_written_one_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Which step the trainer resumes from.
+"""Which step the trainer resumes from. Pure.
 
 Never "latest": a step of *this* run and lineage, complete by its layout's rule, and not refused because it resumed at
 the wrong step or failed to load. If checkpoints exist but none is usable, the answer is "none" and podwatch asks the
@@ -10,27 +10,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet
+from podwatch.domain.facts import Facts
 from podwatch.domain.run import Lineage
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 
 # -- choice of the step ----------------------------------------------------------------------------------------------
 
 Source = Literal["local", "store", "fresh", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteSave:
-    """A checkpoint in the store. ``order``: (generation, seq) of its publication. ``problem``: why it cannot be used,
-    as the store shows it or as a fetch has found."""
-
-    step: int
-    save_id: str
-    lineage: str
-    order: tuple[int, int] = (0, 0)
-    problem: str = ""
-
-    @property
-    def key(self) -> tuple[int, str]:
-        return self.step, self.save_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +39,7 @@ class Choice:
 @dataclass
 class _Candidates:
     local: dict[int, CheckpointSet] = field(default_factory=dict)
-    remote: dict[int, RemoteSave] = field(default_factory=dict)
+    remote: dict[int, StoredCheckpoint] = field(default_factory=dict)
     rejected: list[tuple[int, str]] = field(default_factory=list)
     unowned: bool = False
     held_back: bool = False
@@ -65,7 +51,7 @@ class _Candidates:
 
 def choose(
     local: Sequence[CheckpointSet],
-    remote: Sequence[RemoteSave] = (),
+    remote: Sequence[StoredCheckpoint] = (),
     *,
     lineage: Lineage | None,
     refused: Mapping[int, str] | None = None,
@@ -125,7 +111,7 @@ def other_world(saved: int | None, asked: int | None, *, counts_all: bool) -> st
 
 
 def _valid_until(
-    lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[RemoteSave]
+    lineage: Lineage | None, ancestry: Mapping[str, int], remote: Sequence[StoredCheckpoint]
 ) -> dict[str, int | None]:
     """Lineage id -> its last step that is part of the current lineage (None: all of them)."""
     if lineage is None:
@@ -140,7 +126,7 @@ def _valid_until(
 
 def _sort_out(
     local: Sequence[CheckpointSet],
-    remote: Sequence[RemoteSave],
+    remote: Sequence[StoredCheckpoint],
     valid: Mapping[str, int | None],
     refused: Mapping[int, str],
     adopted: bool,
@@ -258,3 +244,127 @@ def _take(found: _Candidates, step: int, reason: str) -> Choice:
 
 def _newest_first(rejected: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
     return tuple(sorted(rejected, key=lambda r: -r[0]))
+
+
+# -- the step of the next start ---------------------------------------------------------------------------------------
+
+SETTLE_PATIENCE = 600.0
+"""Seconds beyond the longest settle time: a checkpoint that still changes then has a writer."""
+BEHIND_A_LINK = (
+    "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory that it points to,"
+    " or run `podwatch start --fresh`"
+)
+DECIDE = "see `podwatch checkpoints`, then run `podwatch start --step N` or `podwatch start --fresh`"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The step is not known yet. ``fix``: what an operator can do about it; empty if it is a matter of seconds."""
+
+    why: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """An operator has to decide. ``unowned``: about checkpoints that are not known to be this run's."""
+
+    why: str
+    fix: str = DECIDE
+    unowned: bool = False
+
+
+def choose_start(facts: Facts) -> Choice | Pending | Ask:
+    """The step of the next start, by the checkpoints here, those in the store, and what run.json says of the run."""
+    run, nodes = facts.run, facts.nodes
+    if nodes is not None and nodes.follows:
+        return Choice(nodes.step, "fresh" if nodes.step is None else "local", "", "node 0 has chosen this step")
+    if run.fresh:
+        return Choice(None, "fresh", "", "a fresh start was requested")
+    if facts.unreadable:
+        fix = "give podwatch's user access to the directory, or repair its disk; podwatch retries automatically"
+        return Pending(f"the checkpoints cannot be listed: {facts.unreadable}", fix)
+    ours = [s for s in facts.checkpoints if s.ours]
+    use = ours or list(facts.checkpoints)
+    if (unclear := _unclear(facts, use)) is not None:
+        return unclear
+    if facts.inventory is None:
+        return Pending("podwatch asks the store for its checkpoints")
+    choice = _chosen(facts, use, adopted=bool(ours) or not use, below=run.below)
+    if choice.source == "none" and run.below is not None and run.wanted is None:
+        # No older checkpoint is usable: the one that failed is better than none.
+        choice = _chosen(facts, use, adopted=bool(ours) or not use, below=None)
+    return _asked_about(facts, choice, use) or choice
+
+
+def _chosen(facts: Facts, use: Sequence[CheckpointSet], *, adopted: bool, below: int | None) -> Choice:
+    run = facts.run
+    # A lineage with a parent was opened here on request (`clean`), even if nothing was started in it yet.
+    own = run.last_start is not None or run.lineage.parent != ""
+    return choose(
+        use,
+        () if facts.inventory is None else facts.inventory.saves,
+        lineage=run.lineage if own else None,
+        refused=run.refused,
+        adopted=adopted,
+        wanted=run.wanted,
+        below=below,
+        ancestry=run.ancestry,
+    )
+
+
+def _unclear(facts: Facts, use: Sequence[CheckpointSet]) -> Pending | Ask | None:
+    """About a checkpoint that is newer than every complete one and may be whole."""
+    run = facts.run
+    settling = awaited(use, refused=run.refused, wanted=run.wanted, below=run.below)
+    if settling is not None:
+        left = settling.settles_in or 0.0
+        if facts.pod.at - facts.free_since > SETTLE_PATIENCE + left:
+            return Ask(f"step {settling.step} keeps changing: {settling.reason}. Another process writes to it")
+        return Pending(f"step {settling.step} looks complete; {left:.0f} s more to see that it no longer changes")
+    unsure = None if run.wanted is not None else unanswered(use, refused=run.refused, below=run.below)
+    if unsure is not None and unsure.unanswered < INSPECTIONS:
+        count = f"{unsure.unanswered} of {INSPECTIONS} inspections gave no answer"
+        return Pending(f"step {unsure.step} may be complete; {count}: {unsure.reason}")
+    return None
+
+
+def _asked_about(facts: Facts, choice: Choice, use: Sequence[CheckpointSet]) -> Pending | Ask | None:
+    """Why this choice is not started from: an operator decides, or the store has to answer."""
+    run, trouble = facts.run, "" if facts.inventory is None else facts.inventory.trouble
+    above = -1 if choice.step is None else choice.step
+    unsure = None if run.wanted is not None else unanswered(use, refused=run.refused, below=run.below)
+    if unsure is not None and above < unsure.step:
+        return Ask(f"step {unsure.step} may be complete, but no inspection gave an answer: {unsure.reason}")
+    if choice.source == "none" and trouble and run.wanted is not None and all(s.step != run.wanted for s in use):
+        why = f"step {run.wanted} is not on this pod, and the store did not provide it: {trouble}"
+        return Pending(why, "make the store reachable, or choose a step that `podwatch checkpoints` shows on this pod")
+    if run.refused and run.wanted is None and above < max(run.refused):
+        step, why = min(run.refused.items())
+        text = f"training did not continue from step {step}, which it was started from, so nothing was moved: {why}"
+        fix = "correct the command or [trainer] resume_args, then run `podwatch start`; or `podwatch start --step N`"
+        return Ask(text, fix)
+    if choice.source == "none":
+        return Ask(choice.reason, unowned=choice.unowned)
+    if facts.doubt and choice.step is None:
+        return Ask(f"podwatch does not start fresh: {facts.doubt}")
+    if facts.doubt and any(s.complete and not s.ours and s.step > above for s in facts.checkpoints):
+        unknown = f"podwatch cannot tell whether a checkpoint above step {choice.step} belongs to this run"
+        return Ask(f"{unknown}: {facts.doubt}")
+    if choice.source == "fresh":
+        return _before_a_fresh_start(facts, trouble)
+    if choice.source == "local" and run.wanted is None and (misfit := facts.misfits.get(above)):
+        return Ask(f"step {choice.step} cannot be resumed from: {misfit}")
+    return None
+
+
+def _before_a_fresh_start(facts: Facts, trouble: str) -> Pending | Ask | None:
+    if facts.behind_links:
+        step = max(facts.behind_links)
+        return Ask(f"step {step} seems to be behind a symbolic link, and podwatch follows no link", BEHIND_A_LINK)
+    # A pod that has trained, and has never seen a save of this run in the store, loses nothing that is there.
+    store_is_empty = facts.run.last_start is not None and not facts.run.stored
+    if trouble and not store_is_empty:
+        why = f"no checkpoint of this run is on this pod, and the store did not provide one: {trouble}"
+        return Pending(why, "make the store reachable, or run `podwatch start --fresh` to start at step 0")
+    return None
