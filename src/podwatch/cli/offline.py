@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from podwatch.checkpoints.layout import Layout
     from podwatch.checkpoints.records import RecordFiles
     from podwatch.config.settings import Settings
+    from podwatch.domain.process import FoundTree
     from podwatch.domain.run_state import RunState
     from podwatch.journal.journal import Journal
     from podwatch.recovery.run_file import RunFile
     from podwatch.store.objects.access import Access
     from podwatch.store.restore.restore import StoreOfRun
     from podwatch.system.own_directories import Workspace
-    from podwatch.trainer.rules import FoundTree
 
 
 def load(where: Where) -> "Settings":
@@ -163,7 +163,7 @@ class TrainingHere:
 
     @property
     def attachable(self) -> "list[FoundTree]":
-        from podwatch.trainer.rules import TreeAnswer
+        from podwatch.domain.process import TreeAnswer
 
         return [tree for tree in self.trees if tree.answer is TreeAnswer.ATTACH]
 

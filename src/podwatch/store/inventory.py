@@ -241,9 +241,7 @@ class _Taking:
         if not isinstance(manifest, SaveManifest) or (manifest.run_id, manifest.key) != (self._keys.run_id, key):
             problem = problem or "the manifest belongs to another save"
             self._problems.append(f"{item.key}: {problem}")
-            return Stored(
-                *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects, problem=problem
-            )
+            return Stored(*key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects, problem=problem)
         missing = missing_objects(manifest.objects(), objects)
         if missing:
             problem = f"{len(missing)} of its objects are missing or different, e.g. {missing[0]}"
