@@ -40,6 +40,7 @@ CHILDREN = {"podwatch.store.transfer": "podwatch.store.transfer.__main__"}
 IMPORTED = (
     *CHILDREN.values(),
     "podwatch.config.loading",
+    "pydantic_settings",
     "podwatch.daemon.daemon",
     "podwatch.store.objects.b2",
     "podwatch.store.objects.s3",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -86,11 +86,11 @@ def load_text(
 ) -> LoadedSettings:
     """Like load_settings, for text that is already read; ``path`` is only used in messages."""
     data = parse_toml(text, path)
-    variables, problems = _from_environment(environ)
+    variables, problems = _variables(environ)
     problems += find_secrets(data, path)
     layers: dict[Source, dict[str, Any]] = {
         "file": data,
-        "environment": variables,
+        "environment": _from_environment(variables),
         "PODWATCH_TEST_TIMES": _flags(setting_times(environ)),
         "flag": _flags(overrides or {}),
     }
@@ -229,32 +229,31 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
-    """The settings in the environment as a nested mapping, and the problems of their names and values."""
-    sections = {env_name(section): section for section in known_sections()}
-    names = {env_name(key): key for key in known_keys()}
-    whole: dict[str, object] = {}
-    given: dict[str, object] = {}
-    extra: dict[str, str] = {}
-    problems: list[Problem] = []
-    extra_env = env_name("trainer.env") + "__"
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in OPERATIONAL or name.startswith(OPERATIONAL_PREFIXES):
-            continue
-        if name.startswith(extra_env):
-            extra[name.removeprefix(extra_env)] = value
-        elif name not in names and name not in sections:
-            problems.append(Problem(f"unknown setting {name}", where="environment", fix=suggest_env(name)))
-        elif value.strip().startswith(("[", "{")) and not _is_json(value):
-            problems.append(
-                Problem(f"{name} is not valid JSON", where="environment", fix='write for example ["a", "b"]')
-            )
-        elif name in sections:
-            whole[sections[name]] = _json_or_text(value.strip())
-        else:
-            given[names[name]] = value
-    found = _merged(_flags(whole), _flags(given))
-    return _merged(found, _flags({"trainer.env": extra} if extra else {})), problems
+def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among ``variables`` as a nested mapping."""
+    if not variables:
+        return {}
+    # 10 MiB that a podwatch without variables does not need
+    from pydantic_settings import EnvSettingsSource, SettingsError
+
+    class Environment(EnvSettingsSource):
+        def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:
+            if field is None:  # of a table that the operator names, such as a provider
+                return _json_or_text(str(value).strip())
+            decoded = _decoded(field, str(value))
+            if str in get_args(field.annotation) and decoded == value:
+                raise ValueError("the value is a plain word")
+            return decoded
+
+    # pydantic-settings reads only the fields and the configuration of the model.
+    source = Environment(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
+    source.env_vars = variables
+    try:
+        return source()
+    except SettingsError as error:
+        raise ConfigurationError(
+            f"cannot be read: {error}", where="environment", fix="write lists and tables as JSON"
+        ) from error
 
 
 def _decoded(field: FieldInfo, text: str) -> object:
@@ -265,6 +264,28 @@ def _decoded(field: FieldInfo, text: str) -> object:
     if get_origin(field.annotation) is tuple:
         return [piece.strip() for piece in stripped.split(",") if piece.strip()]
     return text
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
+    """The settings in the environment, by the lower-case names that pydantic-settings expects."""
+    variables: dict[str, str] = {}
+    problems: list[Problem] = []
+    names = {env_name(key) for key in known_keys()} | {env_name(section) for section in known_sections()}
+    extra_env = env_name("trainer.env") + "__"
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX) or name in OPERATIONAL or name.startswith(OPERATIONAL_PREFIXES):
+            continue
+        if name.startswith(extra_env):
+            variables[extra_env.lower() + name[len(extra_env) :]] = value
+        elif name not in names:
+            problems.append(Problem(f"unknown setting {name}", where="environment", fix=suggest_env(name)))
+        elif value.strip().startswith(("[", "{")) and not _is_json(value):
+            problems.append(
+                Problem(f"{name} is not valid JSON", where="environment", fix='write for example ["a", "b"]')
+            )
+        else:
+            variables[name.lower()] = value
+    return variables, problems
 
 
 def _is_json(text: str) -> bool:
