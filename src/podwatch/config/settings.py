@@ -268,20 +268,14 @@ class CustomLayoutSettings(Section):
         {}, description="any other key of a trainer's table in layouts.toml (docs/contributing.md)"
     )
     step_line: str = Field("", description="regular expression of a step's log line; its first group is the number")
-    trainer_processes: tuple[str, ...] = Field(
-        (),
-        description="regular expressions for the trainer's command line",
-    )
-    orchestrator_processes: tuple[str, ...] = Field((), description="the same for the process that drives rollouts")
-    inference_processes: tuple[str, ...] = Field((), description="the same for the inference server")
-    engine_processes: tuple[str, ...] = Field(
-        (), description="the same for processes that hold the model's GPU memory, if the server does not"
+    processes: dict[Literal["trainer", "orchestrator", "inference", "engine"], tuple[str, ...]] = Field(
+        {}, description="role of a process: regular expressions for its command line; engine: what holds the model"
     )
 
-    @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
+    @field_validator("processes")
     @classmethod
-    def _says_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
+    def _say_something(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for pattern in [pattern for patterns in value.values() for pattern in patterns]:
             try:
                 matches_all = re.compile(pattern).search("") is not None
             except PATTERN_ERRORS as error:

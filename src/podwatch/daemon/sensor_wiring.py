@@ -127,10 +127,4 @@ def _roles(settings: Settings) -> RolePatterns:
     custom = settings.checkpoints.custom
     if custom is None or settings.trainer.layout not in ("custom", "auto"):
         return RolePatterns({})
-    patterns = {
-        ProcessRole.TRAINER: custom.trainer_processes,
-        ProcessRole.ORCHESTRATOR: custom.orchestrator_processes,
-        ProcessRole.INFERENCE: custom.inference_processes,
-        ProcessRole.ENGINE: custom.engine_processes,
-    }
-    return RolePatterns(patterns)
+    return RolePatterns({ProcessRole(role): patterns for role, patterns in custom.processes.items()})

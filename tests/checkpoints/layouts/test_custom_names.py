@@ -100,8 +100,9 @@ def test_rules_by_which_anything_is_a_checkpoint_are_named(
     [
         {"step_line": "step"},
         {"step_line": "("},
-        {"trainer_processes": ["("]},
-        {"engine_processes": ["x*"]},
+        {"processes": {"trainer": ["("]}},
+        {"processes": {"engine": ["x*"]}},
+        {"processes": {"driver": ["x"]}},
         {"parts": "ckpt"},
         {"parts": "{step}/{step}"},
         {"parts": "{step}/{rank}"},
