@@ -181,18 +181,13 @@ def fetch(where: Where) -> dict[str, Any]:
 
 def _inventory_if_any(settings: "Settings", problems: list[str]) -> "Inventory | None":
     """What the store has of this run; None where none is configured, or where it did not answer, which is a problem."""
-    from podwatch.cli.offline import store_of_run
-    from podwatch.store.inventory import take_inventory
+    from podwatch.cli.offline import inventory_of
 
     if not settings.sync.store:
         return None
     try:
-        place = store_of_run(settings)
-        store = place.open()
-        try:
-            found = take_inventory(store, place.keys)
-        finally:
-            store.close()
+        with inventory_of(settings) as (_, _, found):
+            pass
     except PodwatchError as error:
         problems.append(f"the store did not answer: {error}")
         return None
@@ -334,9 +329,8 @@ _NICE = 19
 def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
     """One document per checkpoint: structure first, then bytes. ``compared`` is false if the store has no hashes of it;
     the notes give the reason."""
-    from podwatch.cli.offline import load, look, store_of_run
+    from podwatch.cli.offline import inventory_of, load, look
     from podwatch.reporting.json_documents import inspection_document
-    from podwatch.store.inventory import take_inventory
 
     settings = load(where)
     if not settings.sync.store:
@@ -349,12 +343,8 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
     wanted = [s for s in catalogue.sets if s.step == step or (s.complete and step is None)]
     if step is not None and not wanted:
         raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
-    place = store_of_run(settings)
-    store = place.open()
-    try:
-        inventory = take_inventory(store, place.keys)
-    finally:
-        store.close()
+    with inventory_of(settings) as (_, _, inventory):
+        pass
     results = []
     for found in reversed(wanted):
         try:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from podwatch.domain.run_state import RunState
     from podwatch.journal.journal import Journal
     from podwatch.recovery.run_file import RunFile
+    from podwatch.store.inventory import Inventory
     from podwatch.store.objects.access import Access
+    from podwatch.store.objects.base import Objects
     from podwatch.store.restore.restore import StoreOfRun
     from podwatch.system.own_directories import Workspace
 
@@ -233,6 +235,19 @@ def store_of_run(settings: "Settings", run_id: str = "") -> "StoreOfRun":
     url = require_store(settings)
     keys = RunKeys(run_id or settings.run_id, parse_url(url).prefix)
     return StoreOfRun(url, keys, lambda: store_access(settings), settings.sync.connections)
+
+
+@contextmanager
+def inventory_of(settings: "Settings") -> "Iterator[tuple[Objects, StoreOfRun, Inventory]]":
+    """This run's store, open, with its address and its inventory. ConfigurationError if none is configured."""
+    from podwatch.store.inventory import take_inventory
+
+    place = store_of_run(settings)
+    store = place.open()
+    try:
+        yield store, place, take_inventory(store, place.keys)
+    finally:
+        store.close()
 
 
 # -- runs in the store -----------------------------------------------------------------------------------------------

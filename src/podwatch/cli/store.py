@@ -2,20 +2,18 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option, print_json
+from podwatch.cli.offline import inventory_of, load
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.times import ago, size
 
 if TYPE_CHECKING:
     from podwatch.store.inventory import Inventory, Stored
     from podwatch.store.objects.base import Objects
-    from podwatch.store.restore.restore import StoreOfRun
     from podwatch.store.verify import Verified
 
 
@@ -37,9 +35,7 @@ def command() -> None:
 @json_option
 def ls(where: Where, as_json: bool) -> None:
     """List every checkpoint of this run in the store, newest first. A * marks the one that the newest pointer names."""
-    place = _place(where)
-    with _opened(place) as store:
-        inventory = _inventory(store, place)
+    with inventory_of(load(where)) as (store, place, inventory):
         calls, now = _calls(store), time.time() - (store.skew or 0.0)
     saves = list(reversed(inventory.saves))
     newest = inventory.newest
@@ -81,9 +77,8 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     --deep every hash, by reading every byte."""
     from podwatch.store.verify import verify as verify_saves
 
-    place, answers = _place(where), list[dict[str, Any]]()
-    with _opened(place) as store:
-        inventory = _inventory(store, place)
+    answers = list[dict[str, Any]]()
+    with inventory_of(load(where)) as (store, place, inventory):
         chosen = [save for save in reversed(inventory.saves) if step in (None, save.step)]
         if not chosen and not inventory.problems:
             raise IntegrityError(
@@ -117,27 +112,6 @@ def _line(found: "Verified") -> str:
     text = f"DAMAGED: {clean('; '.join(reasons[:3]))}" if reasons else f"sound{_PROVED[found.proof]}"
     text += f"; exported weights DAMAGED: {clean('; '.join(exports[:3]))}" if exports else ""
     return f"step {save.step} {save.save_id}: {text}"
-
-
-def _place(where: Where) -> "StoreOfRun":
-    from podwatch.cli.offline import load, store_of_run
-
-    return store_of_run(load(where))
-
-
-@contextmanager
-def _opened(place: "StoreOfRun") -> "Iterator[Objects]":
-    store = place.open()
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def _inventory(store: "Objects", place: "StoreOfRun") -> "Inventory":
-    from podwatch.store.inventory import take_inventory
-
-    return take_inventory(store, place.keys)
 
 
 def _problem(inventory: "Inventory") -> str:

@@ -52,7 +52,9 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, as_json:
             _print(line)
     else:
         text = f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"
-        results = [Line("config", "ok", text), *(Line("config", "warn", w, "") for w in loaded.warnings)]
+        results = [Line("config", "ok", text)]
+        if "PODWATCH_TEST_TIMES" in loaded.sources.values():
+            results.append(Line("config", "warn", "PODWATCH_TEST_TIMES sets times of podwatch's own", "unset it"))
         results += [Line("assumed", "ok", line.removeprefix("assumed ")) for line in assumed.lines]
         for result in results:
             lines.append(result)

@@ -18,7 +18,14 @@ from podwatch.recovery.gpus_and_ports_free import port_taken
 
 def gpus(settings: Settings, running: str) -> Iterator[Line]:
     """``running``: the running training as text; empty if there is none."""
-    wanted = sorted({*settings.gpu.inference, *settings.gpu.trainer})
+    inference, trainer = settings.gpu.inference, settings.gpu.trainer
+    wanted = sorted({*inference, *trainer})
+    if not inference:
+        fix = "set [gpu] inference to the GPUs that hold the inference engine"
+        yield Line("gpu", "warn", "no inference GPU configured: podwatch cannot detect a silent death by memory", fix)
+    elif both := sorted({*inference} & {*trainer}):
+        text = f"inference and trainer share GPU {', '.join(map(str, both))}: podwatch learns its usual memory"
+        yield Line("gpu", "ok", text)
     try:
         devices = {gpu.index: gpu for gpu in detect_machine.read_gpus()}
     except TimeoutError:
@@ -47,9 +54,6 @@ def gpus(settings: Settings, running: str) -> Iterator[Line]:
             fix = "`podwatch clean --gpu` lists the processes that hold it; a start waits until it is free"
             level: Level = "fail" if wanted else "warn"
             yield Line("gpu", level, f"{text}, but this run's training is not running", fix)
-    if devices and not settings.gpu.inference:
-        fix = "set [gpu] inference to the GPUs that hold the inference engine"
-        yield Line("gpu", "warn", "no inference GPU configured: podwatch cannot detect a silent death by memory", fix)
 
 
 # -- limits, ports, signals, service manager -------------------------------------------------------------------------
