@@ -455,7 +455,7 @@ class Operations:
             FindingKind.RESUMED_WRONG,
             Severity.CRITICAL,
             summary,
-            "check the checkpoint and [trainer] resume_args; `podwatch start --step N` resumes from it anyway",
+            "check that the training script uses its resume argument ([trainer] resume_args), then `podwatch start`",
         )
         now = self.context.tools.clock.monotonic()
         await self.recover(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))
