@@ -329,6 +329,24 @@ async def test_from_a_real_file_and_from_the_present_start_only(tmp_path: Path) 
         assert rules.latest().value == ()
 
 
+def test_lines_of_a_read_that_began_before_the_start_do_not_count(tmp_path: Path) -> None:
+    clock = SystemClock()
+    rules = LogRulesSensor(clock, SHIPPED)
+    progress = ProgressSensor(
+        clock, tuple, logs=Sources(tmp_path, ("*.log",)), inbox=PingInbox(clock), steps=step_reader, readers=(rules,)
+    )
+    (tmp_path / "a.log").write_text("KeyboardInterrupt\n")
+    progress.absorb(progress.prepare()())
+    for meanwhile, counted in ((False, 1), (True, 0)):
+        with (tmp_path / "a.log").open("a") as file:
+            file.write("KeyboardInterrupt\n")
+        look = progress.prepare()()
+        if meanwhile:
+            progress.begin_start(time.time())
+        progress.absorb(look)
+        assert sum(match.count for match in rules.latest().value or ()) == counted
+
+
 async def test_a_reader_that_fails_does_not_blind_the_steps(tmp_path: Path) -> None:
     class Broken(LogRulesSensor):
         def look(self, news: object) -> object:  # type: ignore[override]

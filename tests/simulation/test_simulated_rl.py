@@ -15,6 +15,7 @@ from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.loading import load_settings
 from podwatch.config.settings import Settings
 from podwatch.domain.process import ProcessRole
+from podwatch.domain.snapshot import InferenceSample
 from podwatch.sensors.inference import probe
 from podwatch.simulation.pod import Pod, Shape
 from podwatch.simulation.run_files import SimulatedGpus
@@ -106,7 +107,7 @@ def test_the_launcher_ignores_an_engine_that_dies(run: Run) -> None:
     gpus = SimulatedGpus(run.pod.gpus)
     until(lambda: run.step() >= 3)
     port = run.settings.inference.urls[0]
-    until(lambda: (s := probe(port, 2.0).sample) is not None and s.health == "ok" and s.generation_tokens_total)
+    until(lambda: isinstance(s := probe(port, 2.0), InferenceSample) and s.health == "ok" and s.generation_tokens_total)
     assert [int((gpu.memory_used_bytes or 0) > 0) for gpu in gpus.read()] == [1, 1]
     engine = run.pod.engine_pid()
     assert engine is not None

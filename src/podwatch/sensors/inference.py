@@ -65,14 +65,6 @@ def sum_series(text: str, name: str) -> float | None:
     return total if total is not None and math.isfinite(total) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A sample, or the reason why there is none: ``problem`` is no evidence about the engine."""
-
-    sample: InferenceSample | None
-    problem: str = ""
-
-
 def _get(parts: SplitResult, path: str, timeout: float) -> tuple[int, bytes]:
     """Status and body of one GET. Blocks; the connect can take ``timeout`` seconds and the answer as long again."""
     until = time.monotonic() + timeout
@@ -94,26 +86,27 @@ def _get(parts: SplitResult, path: str, timeout: float) -> tuple[int, bytes]:
         connection.close()
 
 
-def probe(url: str, timeout: float) -> _Answer:
-    """Query one server. Blocks up to about 2 x ``timeout`` seconds; does not raise network errors."""
+def probe(url: str, timeout: float) -> InferenceSample | str:
+    """Query one server; a text says why nothing is known of the engine. Blocks up to about 2 x ``timeout`` seconds;
+    does not raise network errors."""
     try:
         parts = _address(url)
         status, _ = _get(parts, "/health", timeout)
     except TimeoutError:
-        return _Answer(InferenceSample(url, Health.TIMEOUT))
+        return InferenceSample(url, Health.TIMEOUT)
     except ConnectionRefusedError:
-        return _Answer(InferenceSample(url, Health.REFUSED))
+        return InferenceSample(url, Health.REFUSED)
     except ConnectionError:  # reset or closed without an answer: perhaps ending; the next poll shows it
-        return _Answer(InferenceSample(url, Health.TIMEOUT))
+        return InferenceSample(url, Health.TIMEOUT)
     except http.client.HTTPException as error:
-        return _Answer(None, f"{url} does not speak HTTP ({type(error).__name__})")
+        return f"{url} does not speak HTTP ({type(error).__name__})"
     except (OSError, ValueError) as error:
-        return _Answer(None, f"cannot connect to {url}: {error}")
+        return f"cannot connect to {url}: {error}"
     if status >= 500:
-        return _Answer(_with_counters(InferenceSample(url, Health.UNHEALTHY, status), parts, timeout))
+        return _with_counters(InferenceSample(url, Health.UNHEALTHY, status), parts, timeout)
     if not 200 <= status < 300:
-        return _Answer(None, f"{url}/health answered {status}: check that this is the address of a vLLM server")
-    return _Answer(_with_counters(InferenceSample(url, Health.OK, status), parts, timeout))
+        return f"{url}/health answered {status}: check that this is the address of a vLLM server"
+    return _with_counters(InferenceSample(url, Health.OK, status), parts, timeout)
 
 
 def _with_counters(sample: InferenceSample, parts: SplitResult, timeout: float) -> InferenceSample:
@@ -187,7 +180,7 @@ def _address(url: str) -> SplitResult:
     return urlsplit(url.rstrip("/").removesuffix("/v1"))
 
 
-class PolledServer(PolledSensor[tuple[_Answer, ServerKind | None], InferenceSample]):
+class PolledServer(PolledSensor[tuple[InferenceSample | str, ServerKind | None], InferenceSample]):
     """One server: this polls the routes that answer at once, ``inside`` those that go through the engine, each with its
     own thread. So neither a hung engine nor a hung server delays anything else."""
 
@@ -226,27 +219,24 @@ class PolledServer(PolledSensor[tuple[_Answer, ServerKind | None], InferenceSamp
         )
         return replace(reading, value=sample)
 
-    def prepare(self) -> Read[tuple[_Answer, ServerKind | None]]:
+    def prepare(self) -> Read[tuple[InferenceSample | str, ServerKind | None]]:
         url, timeout, known = self.url, self._timeout, self._kind
 
-        def look() -> tuple[_Answer, ServerKind | None]:
+        def look() -> tuple[InferenceSample | str, ServerKind | None]:
             answer = probe(url, timeout)
             kind = known
-            sample = answer.sample
-            if kind is None and sample is not None and sample.health is Health.OK:
+            if kind is None and isinstance(answer, InferenceSample) and answer.health is Health.OK:
                 # Its own counters prove that it is an engine; without them podwatch queries it.
-                router = False if sample.generation_tokens_total is not None else is_router(url, timeout)
+                router = False if answer.generation_tokens_total is not None else is_router(url, timeout)
                 kind = None if router is None else ServerKind.ROUTER if router else ServerKind.ENGINE
             return answer, kind
 
         return look
 
-    def absorb(self, result: tuple[_Answer, ServerKind | None]) -> Reading[InferenceSample]:
+    def absorb(self, result: tuple[InferenceSample | str, ServerKind | None]) -> Reading[InferenceSample]:
         answer, self._kind = result
         now = self._clock.monotonic()
-        if answer.sample is None:
-            return unobserved(SensorState.BLIND, now, answer.problem)
-        return observed(answer.sample, now)
+        return unobserved(SensorState.BLIND, now, answer) if isinstance(answer, str) else observed(answer, now)
 
     @property
     def engine_answers(self) -> bool:
@@ -422,7 +412,7 @@ class InferenceSensor:
             return
         self._tried[url] = self._tried.get(url, 0) + 1
         answer = await self._worker.call(probe, url, self._timeout, timeout=6 * self._timeout + 1.0)
-        if answer.sample is not None and answer.sample.health is Health.OK:
+        if isinstance(answer, InferenceSample) and answer.health is Health.OK:
             self._add(url, ServerKind.ROUTER if process_roles.is_router(process.command) else None)
 
 
