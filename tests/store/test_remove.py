@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from podwatch.store.documents import ExportedFile, SaveExports
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.store.documents import SaveExports
 from podwatch.store.interfaces import Permit, RunObjects
 from podwatch.store.inventory import Inventory, take_inventory
 from podwatch.store.objects.errors import LeaseUnsettled, StoreOutage, StoreRefused
@@ -40,7 +41,7 @@ class World:
             self.deletions.append(key.removeprefix(KEYS.root))
 
     def publish(self, step: int) -> None:
-        self.publisher.publish(send(self.store, intent_of(step, f"s{step}")), AUTHOR)
+        self.publisher.publish(*send(self.store, intent_of(step, f"s{step}")), AUTHOR)
 
     def carry_out(self, wanted: RetentionPlan | None = None, inventory: Inventory | None = None) -> Removed:
         remover = Remover(self.store, KEYS, self.lease, self.lease)
@@ -122,7 +123,7 @@ def test_a_save_that_was_pinned_since_stays(world: World) -> None:
 
 def test_exports_go_with_their_save_and_foreign_objects_stay(world: World) -> None:
     folder = KEYS.save(1, "s1")
-    files = (ExportedFile("hf", "model.safetensors", 3),)
+    files = (FileEntry("model.safetensors", "hf", 3, 1),)
     world.store.put(folder + "exports.json", SaveExports("run", 1, "s1", 1.7e9, files).to_bytes())
     for name in ("hf/model.safetensors", "hf/notes.txt", "w/other"):
         world.store.put(folder + name, b"abc")

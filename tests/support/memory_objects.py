@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podwatch.store.documents import SavedFile, SaveIntent, SentSave
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.store.documents import SaveIntent
 from podwatch.store.interfaces import Author, Permit, RunObjects
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, too_late
@@ -88,12 +89,12 @@ class AlwaysHolds:
 
 
 def intent_of(step: int, save_id: str, data: bytes = b"weights " * 40) -> SaveIntent:
-    files = (SavedFile("w", "model", len(data), step), SavedFile("w", "sub/state", 0, step))
+    files = (FileEntry("model", "w", len(data), step), FileEntry("sub/state", "w", 0, step))
     return SaveIntent("run", step, save_id, "me", 1, 1.7e9, "custom", 100, files)
 
 
-def send(store: MemoryObjects, intent: SaveIntent, data: bytes = b"weights " * 40) -> SentSave:
-    """The intent and every piece."""
+def send(store: MemoryObjects, intent: SaveIntent, data: bytes = b"weights " * 40) -> tuple[SaveIntent, dict[str, str]]:
+    """The intent and every piece: what a publication needs."""
     folder = KEYS.save(intent.step, intent.save_id)
     store.put(folder + "intent.json", intent.to_bytes())
     hashes = {}
@@ -101,7 +102,7 @@ def send(store: MemoryObjects, intent: SaveIntent, data: bytes = b"weights " * 4
         body = data[piece.offset : piece.offset + piece.size]
         store.put(folder + piece.name, body)
         hashes[piece.name] = f"sha1:{hashlib.sha1(body).hexdigest()}"
-    return SentSave(intent, hashes)
+    return intent, hashes
 
 
 def publisher(store: MemoryObjects, lease: AlwaysHolds | None = None) -> Publisher:

@@ -23,7 +23,7 @@ from podwatch.controller import machines
 from podwatch.controller.decide import Action
 from podwatch.controller.run_view import ControllerClaim
 from podwatch.domain import event, finding, lease, process, snapshot
-from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.checkpoint import Completeness, FileEntry, SymlinkEntry
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode
@@ -217,14 +217,14 @@ def stored_documents() -> dict[str, set[str]]:
         last=LastEnd(65, "gave-up", "reason", "command", 1.0, instance=pod.instance),
         attempt=OpenAttempt("id", 1.0), bad_hosts=(BadHost(host, "reason", 1.0, 2.0),), suspect=Suspect(host, 1),
     )  # fmt: skip
-    digest, link = f"sha256:{'0' * 64}", stored.SavedLink("a", "c", "b")
+    digest, link = f"sha256:{'0' * 64}", SymlinkEntry("c", "a", "b")
     head = ("run", 1, "save", "writer", 1)
-    intent = stored.SaveIntent(*head, 1.0, "dcp", 1, (stored.SavedFile("a", "b", 1, 1),), (link,))
+    intent = stored.SaveIntent(*head, 1.0, "dcp", 1, (FileEntry("b", "a", 1, 1),), (link,))
     manifest = stored.SaveManifest(
-        *head, 1, 1.0, "dcp", 1, 1, (stored.StoredFile("a", "b", 1, 1, 0o600, (digest,)),), (link,),
+        *head, 1.0, "dcp", 1, (FileEntry("b", "a", 1, 1, 0o600, hashes=(digest,)),), (link,),
         train_command=("x",), wandb={"run": "x"},
     )  # fmt: skip
-    exports = stored.SaveExports("run", 1, "save", 1.0, (stored.ExportedFile("a", "b", 1, digest),), True)
+    exports = stored.SaveExports("run", 1, "save", 1.0, (FileEntry("b", "a", 1, 1, hashes=(digest,)),), True)
     pointer = stored.RunPointer("run", 1, 1, None, "writer", 1.0, wandb={"run": "x"})
     written = {
         "intent": intent.to_bytes(),

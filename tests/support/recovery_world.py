@@ -642,7 +642,7 @@ def finished() -> Finding:
 
 def stored(step: int, save_id: str, lineage: str, seq: int, problem: str = "") -> Stored:
     """A save in the store."""
-    manifest = SaveManifest("r1", step, save_id, "w", 1, seq, 0.0, "flat", 1, 0, (), lineage=lineage)
+    manifest = SaveManifest("r1", step, save_id, "w", 1, 0.0, "flat", 1, (), seq=seq, lineage=lineage)
     return Stored(step, save_id, 1, seq, problem=problem, manifest=manifest)
 
 

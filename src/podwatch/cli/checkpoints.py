@@ -211,14 +211,10 @@ def _stored_here(catalogue: "Catalogue", inventory: "Inventory") -> dict[tuple[i
 
 def _find_stored(catalogue: "Catalogue", inventory: "Inventory", step: int) -> "Stored | None":
     """The whole save in the store that has the files of this checkpoint."""
-    from podwatch.store.documents import SavedFile
-
     try:
-        contents = catalogue.contents(step)
-        files = [SavedFile(f.part, f.path, f.size, f.mtime_ns, f.mode & 0o777) for f in contents.files]
+        return inventory.find_save(step, catalogue.contents(step).files)
     except (HostError, OSError):
         return None  # removed meanwhile
-    return inventory.find_save(step, files)
 
 
 def _stored_documents(

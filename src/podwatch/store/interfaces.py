@@ -111,6 +111,11 @@ def list_bounded(store: RunObjects, prefix: str, seconds: float = LISTING_SECOND
         yield item
 
 
+def list_save(store: RunObjects, folder: str) -> dict[str, Listed]:
+    """What is below a save's ``folder`` (``RunKeys.save``), by name."""
+    return {item.key.removeprefix(folder): item for item in store.list(folder)}
+
+
 def read_or_none(store: RunObjects, key: str, document: type[Document]) -> bytes | None:
     """The bytes of a document; None if it is absent."""
     try:

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.document import Document
 from podwatch.domain.errors import IntegrityError
-from podwatch.store.documents import RunPointer, SavedFile, SaveIntent, SaveManifest, manifest_hash
+from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
 from podwatch.store.interfaces import Listed, RunObjects
 from podwatch.store.keys import (
     EXPORTS,
@@ -20,6 +21,7 @@ from podwatch.store.keys import (
     SAVE_DOCUMENTS,
     Kind,
     ObjectName,
+    Piece,
     RunKeys,
     contradicts,
 )
@@ -119,7 +121,7 @@ class Inventory:
         """Every save that is whole."""
         return frozenset(save.key for save in self.saves if not save.problem)
 
-    def find_save(self, step: int, files: Sequence[SavedFile], identity: Collection[str] = ()) -> Stored | None:
+    def find_save(self, step: int, files: Sequence[FileEntry], identity: Collection[str] = ()) -> Stored | None:
         """The whole save that consists of these files: it is not sent again, also after a resume from it."""
         for save in reversed(self.saves):
             same = save.step == step and save.manifest is not None and save.manifest.same_files(files, identity)
@@ -128,7 +130,7 @@ class Inventory:
         return None
 
     def find_unfinished(
-        self, step: int, files: Sequence[SavedFile], writer_id: str, *, within: float = REUSED_SECONDS
+        self, step: int, files: Sequence[FileEntry], writer_id: str, *, within: float = REUSED_SECONDS
     ) -> Unfinished | None:
         """The upload of these files that this pod began, and continues. Not one that a sweep can already be removing,
         so only one that is younger than half of a sweep's age."""
@@ -232,7 +234,7 @@ class _Taking:
             known = set[str]()
             if MANIFEST in objects:
                 saves.append(save := self._save(key, objects))
-                known = {p.name for p, _ in save.manifest.objects()} if save.manifest is not None else set(objects)
+                known = {p.name for p in save.manifest.objects()} if save.manifest is not None else set(objects)
             elif INTENT in objects:
                 unfinished.append(one := self._unfinished(key, objects))
                 known = {p.name for p in one.intent.objects()} if one.intent is not None else set(objects)
@@ -244,11 +246,11 @@ class _Taking:
         item = objects[MANIFEST]
         manifest, digest, problem = self._cache.read(self._store, item, SaveManifest)
         make = partial(Stored, *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects)
-        if not isinstance(manifest, SaveManifest) or _place(manifest) != (self._keys.run_id, *key):
+        if not isinstance(manifest, SaveManifest) or (manifest.run_id, manifest.key) != (self._keys.run_id, key):
             problem = problem or "the manifest belongs to another save"
             self._problems.append(f"{item.key}: {problem}")
             return make(problem=problem)
-        missing = missing_objects(manifest, objects)
+        missing = missing_objects(manifest.objects(), objects)
         return make(
             generation=manifest.generation,
             seq=manifest.seq,
@@ -261,7 +263,7 @@ class _Taking:
 
     def _unfinished(self, key: SaveKey, objects: Mapping[str, Listed]) -> Unfinished:
         intent, _, problem = self._cache.read(self._store, objects[INTENT], SaveIntent)
-        if isinstance(intent, SaveIntent) and _place(intent) != (self._keys.run_id, *key):
+        if isinstance(intent, SaveIntent) and (intent.run_id, intent.key) != (self._keys.run_id, key):
             intent, problem = None, "the intent belongs to another save"
         if problem:
             self._problems.append(f"{objects[INTENT].key}: {problem}")
@@ -271,17 +273,10 @@ class _Taking:
         return Unfinished(*key, newest, size, intent if isinstance(intent, SaveIntent) else None, problem)
 
 
-def missing_objects(manifest: SaveManifest, objects: Mapping[str, Listed]) -> list[str]:
-    """The names of its objects that are not in ``objects`` (by name below the save) as they were sent."""
-    return [
-        piece.name for piece, digest in manifest.objects() if not is_stored(objects, piece.name, piece.size, digest)
-    ]
+def missing_objects(pieces: Iterable[Piece], objects: Mapping[str, Listed]) -> list[str]:
+    """The names of those that are not in ``objects`` (by name below the save) as they were sent."""
+    return [piece.name for piece in pieces if not _is_stored(piece, objects.get(piece.name))]
 
 
-def is_stored(objects: Mapping[str, Listed], name: str, size: int, digest: str) -> bool:
-    item = objects.get(name)
-    return item is not None and item.size == size and not contradicts(item.hash, digest)
-
-
-def _place(document: SaveManifest | SaveIntent) -> tuple[str, int, str]:
-    return (document.run_id, document.step, document.save_id)
+def _is_stored(piece: Piece, item: Listed | None) -> bool:
+    return item is not None and item.size == piece.size and not contradicts(item.hash, piece.hash)

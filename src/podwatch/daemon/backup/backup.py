@@ -6,7 +6,7 @@ Trouble of the store never leaves this object as an exception: it is a state, re
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
@@ -30,7 +30,7 @@ from podwatch.domain.facts import StoreFacts
 from podwatch.domain.lease import Beat, Decision, Heartbeat, HolderState
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.uploads import PINNED
-from podwatch.store.documents import SentSave
+from podwatch.store.documents import SaveIntent
 from podwatch.store.inventory import SaveKey
 from podwatch.store.lease import Lease
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
@@ -545,12 +545,12 @@ class Backup:
                 raise UploadStopped(f"step {save.step} is not sent: this pod does not hold the run")
             intent, save = await self._sending.intend(save, self._keeper.generation)
             self._choosing.begin_gap(save.key)
-            sent = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
+            hashes = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
             if not self.holds:
                 self._ahead = save.key
                 return
             try:
-                await self._publish(save, sent)
+                await self._publish(save, intent, hashes)
                 return
             except PiecesMissing as error:
                 if not left:
@@ -565,12 +565,12 @@ class Backup:
         first = inventory is None or not inventory.stored
         return first or self._tally.newer_waits(step) or bool(self._requests) or self._choosing.is_over()
 
-    async def _publish(self, save: OutgoingSave, sent: SentSave) -> None:
+    async def _publish(self, save: OutgoingSave, intent: SaveIntent, hashes: Mapping[str, str]) -> None:
         began = self._clock.monotonic()
         if not await self._sending.is_unchanged(save):
             raise SourceChanged("a file of it changed or disappeared", where=f"step {save.step}")
         newest = save.step > self._choosing.newest_stored() and not self._choosing.waits_for_end(save)
-        stored = await self._publication.publish(save, sent, newest=newest)
+        stored = await self._publication.publish(save, intent, hashes, newest=newest)
         self._ahead, self._sending.abandoned_in_a_row = None, 0
         self._done_well()
         await self._run.note_stored()

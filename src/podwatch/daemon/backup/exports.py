@@ -17,17 +17,17 @@ from podwatch.daemon.backup.connection import StoreConnection
 from podwatch.daemon.backup.export_parts import EXTRA, PartState, read_part
 from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files, used_parts
 from podwatch.daemon.backup.run_side import RunSide
-from podwatch.daemon.backup.uploads import NICE, Uploads, UploadStopped
+from podwatch.daemon.backup.uploads import Uploads, UploadStopped
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.store.documents import ExportedFile, SaveExports
-from podwatch.store.interfaces import read_or_none
-from podwatch.store.inventory import SaveKey
-from podwatch.store.keys import EXPORTS
+from podwatch.store.documents import EXPORT_BYTES, SaveExports
+from podwatch.store.interfaces import list_save, read_or_none
+from podwatch.store.inventory import SaveKey, missing_objects
+from podwatch.store.keys import EXPORTS, pieces
 from podwatch.store.lease import Lease
 from podwatch.store.objects.base import Objects
-from podwatch.store.transfer.job import Piece, SentPiece, read_sent
+from podwatch.store.transfer.job import SentPiece, read_sent
 from podwatch.store.transfer.send import SourceChanged, SourceForeign
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
@@ -208,29 +208,26 @@ class Exports:
     async def _store(self, saved: StoredCheckpoint, found: list[PartFiles], more_urgent: Callable[[], bool]) -> None:
         save = self._outgoing(saved, found)
         before = await self._exports_of(saved)
-        others = (
-            [] if before is None else [f for f in before.files if f.part not in set(used_parts(save.files)) and f.hash]
-        )
-        listed = [*others, *(ExportedFile(f.part, f.path, f.size) for f in save.files)]
-        document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(listed))
+        own = set(used_parts(save.files))
+        others = [] if before is None else [f for f in before.files if f.part not in own and f.hashes]
+        named = [*others, *(replace(file, inode=0, device=0) for file in save.files)]
+        document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(named))
         await self._connection.call(lambda store: self._write(store, document))
         sent = await self._move(save, more_urgent)
         folder = self._connection.keys.save(*saved.key)
-        there = await self._connection.call(lambda store: {item.key: item.size for item in store.list(folder)})
-        hashes = {key: line.hash for key, line in sent.items()}
-        files = tuple(f if f.hash else replace(f, hash=hashes.get(folder + f.name, "")) for f in document.files)
-        if any(not f.hash or there.get(folder + f.name) != f.size for f in files):
+        there = await self._connection.call(lambda store: list_save(store, folder))
+        files = [f if f.hashes or f.name not in sent else replace(f, hashes=(sent[f.name].hash,)) for f in named]
+        if not all(f.hashes for f in files) or missing_objects(pieces(files, EXPORT_BYTES), there):
             raise IntegrityError("an uploaded file is missing or different in the store", where=folder)
-        whole = replace(document, files=files, complete=True)
+        whole = replace(document, files=tuple(files), complete=True)
         await self._connection.call(lambda store: self._write(store, whole))
         self._known[saved.key] = whole
 
     def _outgoing(self, saved: StoredCheckpoint, found: list[PartFiles]) -> OutgoingSave:
-        files = outgoing_files(tuple(f for p in found for f in p.files))
-        roots = {p.part.name: str(p.part.path) for p in found}
         return OutgoingSave(
             self._settings.run_id, saved.step, f"{saved.save_id}-exports", saved.save_id, self._run.author().layout,
-            int(self._settings.sync.part_size), files, roots,
+            EXPORT_BYTES, outgoing_files(f for p in found for f in p.files),
+            {p.part.name: str(p.part.path) for p in found},
         )  # fmt: skip
 
     def _write(self, store: Objects, document: SaveExports) -> None:
@@ -241,17 +238,10 @@ class Exports:
     async def _move(self, save: OutgoingSave, more_urgent: Callable[[], bool]) -> dict[str, SentPiece]:
         """Send what the local list lacks, and return that list."""
         path = self._uploads.sent_path(save)
-        folder = self._connection.keys.save(*save.stored_key)
-        done = await self._disk.call(read_sent, path)
-        identities = [file.moved().identity for file in save.files]
-        pieces = tuple(
-            Piece(number, folder + file.name, 0, file.size)
-            for number, file in enumerate(save.files)
-            if (line := done.get(folder + file.name)) is None or line.identity != identities[number]
-        )
-        if pieces:
-            job = self._uploads.job(save, pieces, sent=str(path), nice=NICE)
-            sending = asyncio.ensure_future(self._uploads.send_pieces(job, save, step=save.step))
+        lines = await self._disk.call(read_sent, path)
+        done = tuple(f.name for f in save.files if f.name in lines and lines[f.name].identity == f.identity)
+        if len(done) < len(save.files):
+            sending = asyncio.ensure_future(self._uploads.send_exports(save, done))
             while not sending.done():
                 await asyncio.wait({sending}, timeout=LOOK_SECONDS)
                 if more_urgent() and not sending.done():

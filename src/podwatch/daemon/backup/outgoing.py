@@ -1,14 +1,13 @@
 """A save on its way to the store, as this pod keeps it on its own disk: which files, from where, under which name."""
 
-from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.known_checkpoints import SetContents
-from podwatch.domain.checkpoint import FileEntry
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.document import (
     Document,
     Flag,
-    Integer,
     Label,
     Many,
     Positive,
@@ -19,24 +18,8 @@ from podwatch.domain.document import (
     Texts,
     Whole,
 )
-from podwatch.domain.safe_links import PlacedLink, restorable
-from podwatch.store.documents import SavedFile, SavedLink, SaveIntent
-from podwatch.store.keys import RunKeys
-from podwatch.store.transfer.job import MovedFile, Piece
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingFile(SavedFile):
-    """As it was found complete."""
-
-    inode: Integer = 0
-    device: Integer = 0
-
-    def moved(self) -> MovedFile:
-        return MovedFile(self.part, self.path, self.size, self.mtime_ns, self.mode, self.inode, self.device)
-
-    def saved(self) -> SavedFile:
-        return SavedFile(self.part, self.path, self.size, self.mtime_ns, self.mode)
+from podwatch.domain.safe_links import restorable
+from podwatch.store.documents import SaveIntent
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +38,9 @@ class OutgoingSave(Document):
     stored_as: SaveId
     layout: Label
     piece_size: Positive
-    files: Many[OutgoingFile]
+    files: Many[FileEntry]
     roots: Texts
-    symlinks: Many[SavedLink] = ()
+    symlinks: Many[SymlinkEntry] = ()
     lineage: Label = ""
     start_id: Text = ""
     from_step: Whole | None = None
@@ -83,45 +66,22 @@ class OutgoingSave(Document):
     def total_bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    def saved_files(self) -> tuple[SavedFile, ...]:
-        return tuple(file.saved() for file in self.files)
-
     def intent(self, writer_id: str, generation: int, wall: float) -> SaveIntent:
         """Raises ValueError, IntegrityError for names that no store can hold."""
         return SaveIntent(
             self.run_id, self.step, self.stored_as, writer_id, generation, wall, self.layout, self.piece_size,
-            self.saved_files(), self.symlinks,
+            tuple(replace(file, inode=0, device=0) for file in self.files), self.symlinks,
         )  # fmt: skip
 
-    def pieces(self, keys: RunKeys, intent: SaveIntent) -> tuple[Piece, ...]:
-        """Every object of the save, in the order in which they are sent."""
-        folder, number = keys.save(*self.stored_key), {file.name: n for n, file in enumerate(self.files)}
-        return tuple(
-            Piece(number[_file_of(piece.name, number)], folder + piece.name, piece.offset, piece.size)
-            for piece in intent.objects()
-        )
+
+def outgoing_files(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+    return tuple(sorted(files, key=lambda file: (file.part, file.path)))
 
 
-def _file_of(piece: str, files: Container[str]) -> str:
-    return piece if piece in files else piece.rpartition(".piece-")[0]
-
-
-def outgoing_files(files: Iterable[FileEntry]) -> tuple[OutgoingFile, ...]:
-    return tuple(
-        OutgoingFile(f.part, f.path, f.size, f.mtime_ns, f.mode, f.inode, f.device)
-        for f in sorted(files, key=lambda f: (f.part, f.path))
-    )
-
-
-def outgoing_links(contents: SetContents) -> tuple[SavedLink, ...]:
+def outgoing_links(contents: SetContents) -> tuple[SymlinkEntry, ...]:
     """Those that a restore can make again."""
-    files = [f"{f.part}/{f.path}" for f in contents.files]
-    links = sorted(contents.symlinks, key=lambda link: (link.part, link.path))
-    wanted = [PlacedLink(f"{link.part}/{link.path}", link.part, link.target) for link in links]
-    return tuple(
-        SavedLink(link.part, link.path.removeprefix(f"{link.part}/"), link.target) for link in restorable(files, wanted)
-    )
+    return restorable([file.name for file in contents.files], sorted(contents.symlinks, key=lambda link: link.name))
 
 
-def used_parts(files: Iterable[SavedFile]) -> Iterator[str]:
+def used_parts(files: Iterable[FileEntry]) -> Iterator[str]:
     yield from dict.fromkeys(file.part for file in files)

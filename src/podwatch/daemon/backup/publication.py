@@ -1,6 +1,6 @@
 """Publishes what was sent whole, moves the pointer after a step back, and reports each publication once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from podwatch.daemon.backup.connection import StoreConnection
@@ -11,7 +11,7 @@ from podwatch.daemon.backup.tally import CheckpointTally
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.store.documents import SaveIntent, SentSave
+from podwatch.store.documents import SaveIntent
 from podwatch.store.inventory import Inventory, SaveKey, Stored
 from podwatch.store.lease import Lease
 from podwatch.store.objects.base import Objects
@@ -59,13 +59,16 @@ class Publication:
         """Before the first piece of a save is sent."""
         await self._with_publisher(lambda publisher: publisher.begin(intent))
 
-    async def publish(self, save: OutgoingSave, sent: SentSave, *, newest: bool) -> Stored:
-        """Not ``newest``: it is stored without becoming the newest. Raises PiecesMissing, LeaseLost, LeaseUnsettled or
-        what the store raises."""
+    async def publish(
+        self, save: OutgoingSave, intent: SaveIntent, hashes: Mapping[str, str], *, newest: bool
+    ) -> Stored:
+        """As ``Publisher.publish``."""
         author = self._run.author(start_id=save.start_id, from_step=save.from_step, world_size=save.world_size)
         self.save = save
         try:
-            stored = await self._with_publisher(lambda publisher: publisher.publish(sent, author, newest=newest))
+            stored = await self._with_publisher(
+                lambda publisher: publisher.publish(intent, hashes, author, newest=newest)
+            )
         finally:
             self.save = None
         self._stock.add(stored)

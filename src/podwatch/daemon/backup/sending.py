@@ -69,7 +69,7 @@ class Sending:
         save = self._outgoing(chosen, contents)
         known = self._stock.inventory
         assert known is not None
-        same = known.find_unfinished(chosen.step, save.saved_files(), self._run.record.writer_id)
+        same = known.find_unfinished(chosen.step, save.files, self._run.record.writer_id)
         if same is not None and same.intent is not None and same.intent.piece_size == save.piece_size:
             save = replace(save, stored_as=same.save_id)
         return self._note(await self.disk.call(self._outbox.take, save, contents))
@@ -111,7 +111,7 @@ class Sending:
         assert inventory is not None
         found = next((u for u in inventory.unfinished if u.key == save.stored_key), None)
         young = found is not None and inventory.store_wall - found.newest_wall < REUSED_SECONDS
-        if found is not None and young and found.intent is not None:
+        if young and found is not None and found.intent is not None and found.intent.piece_size == save.piece_size:
             return found.intent, save
         sent = await self.disk.call(self._outbox.sent, save)
         if found is not None or sent:
@@ -137,8 +137,7 @@ class Sending:
 
     async def send_again(self, save: OutgoingSave, names: tuple[str, ...]) -> None:
         """These objects of it count as sent no more."""
-        folder = self._connection.keys.save(*save.stored_key)
-        await self.disk.call(self._outbox.send_again, save, [folder + name for name in names])
+        await self.disk.call(self._outbox.send_again, save, names)
 
     async def release(self, save: OutgoingSave) -> None:
         if self.begun is not None:
