@@ -28,7 +28,7 @@ from podwatch.checkpoints.trainers import KINDS, make_layout, prime_rl_run
 from podwatch.checkpoints.trainers import recognised as _recognised
 from podwatch.checkpoints.trainers.choose_layout import choose
 from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSettings
-from podwatch.daemon.backup import export_parts
+from podwatch.daemon.backup import exports
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
 
@@ -252,7 +252,7 @@ def _inspected(path: Path) -> object:
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "safetensors header": ("model.safetensors", _inspected),
     "index": ("model.safetensors.index.json", _inspected),
-    "index of an export": ("x.safetensors.index.json", lambda p: export_parts._without_shards(p.parent, [_entry(p)])),
+    "index of an export": ("x.safetensors.index.json", lambda p: exports._without_shards(p.parent, [_entry(p)])),
     "torch file": ("model.pt", _inspected),
     "any .bin": ("model.bin", _inspected),
     "json": ("config.json", _inspected),

@@ -20,8 +20,7 @@ from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.layout import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files
 from podwatch.disk.leftovers import Measurements, quarantine_entries
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover

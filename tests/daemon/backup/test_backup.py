@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.backup.choosing import BEGUN
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files
+from podwatch.daemon.backup.upload_queue import BEGUN
 from podwatch.domain.errors import HostError
 from podwatch.journal.journal import Journal
 from podwatch.policy.uploads import PINNED

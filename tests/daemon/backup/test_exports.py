@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.layout import PartDir
-from podwatch.daemon.backup.export_parts import EXTRA, read_part
+from podwatch.daemon.backup.exports import EXTRA, read_part
 from podwatch.domain.snapshot import Desired
 from tests.daemon.backup.backup_world import World, until
 

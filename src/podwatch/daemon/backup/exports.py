@@ -5,37 +5,53 @@ the files, so that whatever a crash leaves is known, and again once all of them 
 """
 
 import asyncio
+import json
 import math
+import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
 from podwatch.checkpoints.layout import PartDir, PartFiles
+from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup.connection import StoreConnection
-from podwatch.daemon.backup.export_parts import EXTRA, PartState, read_part
-from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files, used_parts
+from podwatch.daemon.backup.evidence import looks_like_a_key
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files, used_parts
 from podwatch.daemon.backup.run_side import RunSide
+from podwatch.daemon.backup.store_writer import StoreWriter
 from podwatch.daemon.backup.uploads import Uploads, UploadStopped
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
+from podwatch.domain.times import size as in_words
 from podwatch.store.documents import EXPORT_BYTES, SaveExports
 from podwatch.store.interfaces import list_save, read_or_none
 from podwatch.store.inventory import SaveKey, missing_objects
 from podwatch.store.keys import EXPORTS, pieces
-from podwatch.store.lease import Lease
-from podwatch.store.objects.base import Objects
-from podwatch.store.transfer.job import SentPiece, read_sent
+from podwatch.store.transfer.job import SentPiece
 from podwatch.store.transfer.send import SourceChanged, SourceForeign
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.system.files import read_file
+from podwatch.system.pinned_directories import HIDDEN
 
 AGAIN_SECONDS = 600.0
 """Seconds until a part that is missing or could not be sent is read again, which costs a listing on disk."""
 LOOK_SECONDS = 1.0
 """Seconds within which such an upload makes way for a new checkpoint."""
+
+
+EXTRA = "extra"
+"""The part that holds ``[sync] extra``."""
+MOST_FILES = 10_000
+"""Limit for ``extra``: an exported model has a hundred files; a tree of rollouts does not belong to a milestone."""
+_INDEX = ".safetensors.index.json"
+_INDEX_BYTES = 64 << 20
 
 
 class Occasion(StrEnum):
@@ -50,6 +66,17 @@ class DueExport:
 
     saved: StoredCheckpoint
     occasion: Occasion
+
+
+@dataclass(frozen=True, slots=True)
+class ExportState:
+    """``problem``: why the part is left out now; ``absent``: the part does not exist, which is no problem;
+    ``changing``: the problem passes."""
+
+    found: PartFiles
+    problem: str = ""
+    absent: bool = False
+    changing: bool = False
 
 
 def due_exports(stored: Sequence[StoredCheckpoint], *, when: str, finished: bool) -> Iterator[DueExport]:
@@ -72,10 +99,10 @@ class Exports:
 
     def __init__(
         self, settings: Settings, run: RunSide, catalogue: Catalogue, clock: Clock, connection: StoreConnection,
-        lease: Lease, uploads: Uploads,
+        outbox: Outbox, uploads: Uploads, writer: StoreWriter,
     ) -> None:  # fmt: skip
         self._settings, self._run, self._catalogue, self._clock = settings, run, catalogue, clock
-        self._connection, self._lease, self._uploads = connection, lease, uploads
+        self._connection, self._outbox, self._uploads, self._writer = connection, outbox, uploads, writer
         self._disk = Worker("exports")
         self._known: dict[SaveKey, SaveExports | None] = {}
         self._again: dict[tuple[SaveKey, Occasion], float] = {}
@@ -127,7 +154,7 @@ class Exports:
                 found.append(state.found)
         return found
 
-    async def _owed(self, due: DueExport) -> list[tuple[PartDir, PartState]]:
+    async def _owed(self, due: DueExport) -> list[tuple[PartDir, ExportState]]:
         """The save's parts that are not stored as they are now."""
         contents = await self._contents(due.saved)
         if contents is None:
@@ -159,7 +186,7 @@ class Exports:
             parts.append(PartDir(EXTRA, root, required=False, uploaded=False, names=sync.extra, export=True))
         return parts
 
-    async def _read_part(self, part: PartDir) -> PartState:
+    async def _read_part(self, part: PartDir) -> ExportState:
         settings = self._settings
         return await self._disk.call(
             lambda: read_part(
@@ -212,7 +239,7 @@ class Exports:
         others = [] if before is None else [f for f in before.files if f.part not in own and f.hashes]
         named = [*others, *(replace(file, inode=0, device=0) for file in save.files)]
         document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(named))
-        await self._connection.call(lambda store: self._write(store, document))
+        await self._writer.write_exports(document)
         sent = await self._move(save, more_urgent)
         folder = self._connection.keys.save(*saved.key)
         there = await self._connection.call(lambda store: list_save(store, folder))
@@ -220,7 +247,7 @@ class Exports:
         if not all(f.hashes for f in files) or missing_objects(pieces(files, EXPORT_BYTES), there):
             raise IntegrityError("an uploaded file is missing or different in the store", where=folder)
         whole = replace(document, files=tuple(files), complete=True)
-        await self._connection.call(lambda store: self._write(store, whole))
+        await self._writer.write_exports(whole)
         self._known[saved.key] = whole
 
     def _outgoing(self, saved: StoredCheckpoint, found: list[PartFiles]) -> OutgoingSave:
@@ -230,15 +257,9 @@ class Exports:
             {p.part.name: str(p.part.path) for p in found},
         )  # fmt: skip
 
-    def _write(self, store: Objects, document: SaveExports) -> None:
-        permit = self._lease.confirm(store)
-        name = self._connection.keys.save(document.step, document.save_id) + EXPORTS
-        store.put(name, document.to_bytes(), until=permit.until)
-
     async def _move(self, save: OutgoingSave, more_urgent: Callable[[], bool]) -> dict[str, SentPiece]:
         """Send what the local list lacks, and return that list."""
-        path = self._uploads.sent_path(save)
-        lines = await self._disk.call(read_sent, path)
+        lines = await self._disk.call(self._outbox.sent, save)
         done = tuple(f.name for f in save.files if f.name in lines and lines[f.name].identity == f.identity)
         if len(done) < len(save.files):
             sending = asyncio.ensure_future(self._uploads.send_exports(save, done))
@@ -247,4 +268,78 @@ class Exports:
                 if more_urgent() and not sending.done():
                     self._uploads.stop("a new checkpoint is sent first")
             await sending
-        return await self._disk.call(read_sent, path)
+        return await self._disk.call(self._outbox.sent, save)
+
+
+# -- what a part contains now, and whether that can be stored; blocks ------------------------------------------------
+
+
+def read_part(
+    part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, private: Path | None = None
+) -> ExportState:
+    """``quiet``: seconds without a change. ``most_bytes`` limits the part, 0: no limit. ``private`` is never sent."""
+    if part.name == EXTRA:
+        part = replace(part, names=tuple(n for n in part.names if not _through_a_link(part.path, n)))
+        if not part.names:
+            return ExportState(PartFiles(part, present=False), absent=True)
+    scan = scan_part(part)
+    found = scan.found
+    if part.name == EXTRA:  # this part is the whole output_dir: a link inside it may lead anywhere in there
+        files = tuple(f for f in found.files if _may_leave(part.path, f, private))
+        found = replace(found, files=files, symlinks=())
+    if not found.present or not found.files:
+        return ExportState(found, scan.error, absent=not scan.error)
+    total = sum(f.size for f in found.files)
+    changing = any(is_temporary(f.path) for f in found.files) or now_wall - scan.changed_ns / 1e9 < quiet
+    if scan.error:
+        problem = scan.error
+    elif changing:
+        problem = "it is still being written"
+    elif most_bytes and total > most_bytes:
+        problem = f"its {in_words(total)} exceed sync.extra_max ({in_words(most_bytes)})"
+    elif any(f.size > EXPORT_BYTES for f in found.files):
+        problem = f"one of its files exceeds {in_words(EXPORT_BYTES)}, the most that every store takes at once"
+    elif part.name == EXTRA and len(found.files) > MOST_FILES:
+        problem = f"it has more than {MOST_FILES} files"
+    else:
+        problem = _without_shards(part.path, found.files)
+    return ExportState(found, problem, changing=changing and not scan.error)
+
+
+def _through_a_link(root: Path, name: str) -> bool:
+    path = root
+    for segment in name.split("/"):
+        path = path / segment
+        try:
+            if stat.S_ISLNK(os.lstat(path).st_mode):
+                return True
+        except OSError:
+            return False
+    return False
+
+
+def _may_leave(root: Path, file: FileEntry, private: Path | None) -> bool:
+    segments = file.path.split("/")
+    if any(s.startswith(HIDDEN) for s in segments) or any(looks_like_a_key(s) for s in segments):
+        return False
+    if private is None:
+        return True
+    try:
+        return not os.path.samestat(os.lstat(root / file.path), private.stat())
+    except OSError:
+        return True
+
+
+def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
+    """An exported model names its shards in an index: each must exist."""
+    there = {f.path for f in files}
+    for index in sorted(p for p in there if p.endswith(_INDEX)):
+        try:
+            named = set(map(str, json.loads(read_file(root / index, _INDEX_BYTES))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return f"{index} cannot be read"
+        folder = index.rpartition("/")[0]
+        missing = sorted(n for n in named if (f"{folder}/{n}" if folder else n) not in there)
+        if missing:
+            return f"{index} names {missing[0]}, which does not exist"
+    return ""

@@ -12,14 +12,28 @@ the list of sent pieces in the state directory, where nobody else can write. Eve
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import SetContents
-from podwatch.daemon.backup.outgoing import OutgoingSave, used_parts
-from podwatch.domain.checkpoint import FileEntry
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
+from podwatch.domain.document import (
+    Document,
+    Flag,
+    Label,
+    Many,
+    Positive,
+    Real,
+    RunId,
+    SaveId,
+    Text,
+    Texts,
+    Whole,
+)
 from podwatch.domain.errors import HostError, IntegrityError
+from podwatch.domain.safe_links import restorable
+from podwatch.store.documents import SaveIntent
 from podwatch.store.transfer.job import SentPiece, read_sent
 from podwatch.store.transfer.send import SourceForeign, identity_of, why_foreign
 from podwatch.system.files import atomic_write, open_dir_below, read_small
@@ -28,6 +42,71 @@ from podwatch.system.rename_places import corners, corners_of, drop_empty
 
 WHAT = "uploading"
 """podwatch's directory that contains the links."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingSave(Document):
+    """``step`` and ``save_id`` as this pod names the checkpoint, ``stored_as`` its id in the store. ``roots``: the
+    directory of each part; with ``linked`` they are podwatch's own and have every file by a hard link, whose owner was
+    judged. ``start_id`` and ``from_step``: the start of training that wrote it."""
+
+    KIND = "podwatch-outgoing"
+    FILE = "record of an upload"
+    LARGEST = 64 << 20
+
+    run_id: RunId
+    step: Whole
+    save_id: SaveId
+    stored_as: SaveId
+    layout: Label
+    piece_size: Positive
+    files: Many[FileEntry]
+    roots: Texts
+    symlinks: Many[SymlinkEntry] = ()
+    lineage: Label = ""
+    start_id: Text = ""
+    from_step: Whole | None = None
+    world_size: Positive | None = None
+    began_wall: Real = 0.0
+    boot_id: Text = ""
+    """Of the boot in which it was inspected: what a power cut may have taken is not sent."""
+    linked: Flag = False
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return (self.step, self.save_id)
+
+    @property
+    def stored_key(self) -> tuple[int, str]:
+        return (self.step, self.stored_as)
+
+    @property
+    def name(self) -> str:
+        return f"{self.step}.{self.save_id}"
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def intent(self, writer_id: str, generation: int, wall: float) -> SaveIntent:
+        """Raises ValueError, IntegrityError for names that no store can hold."""
+        return SaveIntent(
+            self.run_id, self.step, self.stored_as, writer_id, generation, wall, self.layout, self.piece_size,
+            tuple(replace(file, inode=0, device=0) for file in self.files), self.symlinks,
+        )  # fmt: skip
+
+
+def outgoing_files(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+    return tuple(sorted(files, key=lambda file: (file.part, file.path)))
+
+
+def outgoing_links(contents: SetContents) -> tuple[SymlinkEntry, ...]:
+    """Those that a restore can make again."""
+    return restorable([file.name for file in contents.files], sorted(contents.symlinks, key=lambda link: link.name))
+
+
+def used_parts(files: Iterable[FileEntry]) -> Iterator[str]:
+    yield from dict.fromkeys(file.part for file in files)
 
 
 @dataclass(slots=True)
@@ -60,6 +139,10 @@ class Outbox:
 
     def sent_path(self, save: OutgoingSave) -> Path:
         return self.directory / f"{save.name}.sent"
+
+    def left_bytes(self, save: OutgoingSave) -> int:
+        """What is not sent yet, by the list alone."""
+        return max(0, save.total_bytes - sum(line.size for line in self.sent(save).values()))
 
     # -- taking, releasing
 

@@ -6,13 +6,11 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup.connection import StoreConnection
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave
 from podwatch.domain.errors import HostError
 from podwatch.store.documents import SaveIntent
 from podwatch.store.interfaces import list_save
@@ -31,24 +29,19 @@ class UploadStopped(HostError):  # noqa: N818
     """The upload was ended on purpose."""
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """The upload in progress, in bytes."""
-
-    step: int
-    sent: int
-    total: int
-
-
 @dataclass(slots=True)
-class _Progress:
-    """``before``: bytes of pieces that were stored already."""
+class InFlight:
+    """The upload in progress, in bytes. ``before``: of pieces that were stored already."""
 
     step: int
     before: int
     total: int
     moved: int = 0
     seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def sent(self) -> int:
+        return min(self.before + self.moved, self.total)
 
     def note(self, moved: int) -> None:
         now = time.monotonic()
@@ -73,22 +66,11 @@ class Uploads:
         self._settings, self._connection, self._outbox = settings, connection, outbox
         self._worker = Worker("upload")
         self._running: Transfer | None = None
-        self._progress: _Progress | None = None
+        self.in_flight: InFlight | None = None
         self._stopped = ""
         self._children = 0
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def in_flight(self) -> InFlight | None:
-        found = self._progress
-        return (
-            None if found is None else InFlight(found.step, min(found.before + found.moved, found.total), found.total)
-        )
-
-    @property
-    def rate(self) -> float | None:
-        return None if self._progress is None else self._progress.rate
 
     def stop(self, why: str) -> None:
         """End the upload in progress; ``send`` then raises UploadStopped."""
@@ -103,21 +85,13 @@ class Uploads:
         sizes = {piece.name: piece.size for piece in intent.objects()}
         if len(done) < len(sizes):
             before = sum(sizes[name] for name in done)
-            await self._move(self.job(save, done, urgent=urgent), save, _Progress(save.step, before, save.total_bytes))
+            await self._move(self._job(save, done, urgent=urgent), save, InFlight(save.step, before, save.total_bytes))
         return {name: line.hash for name, line in (await self._worker.call(self._outbox.sent, save)).items()}
 
     async def send_exports(self, save: OutgoingSave, done: tuple[str, ...]) -> None:
         """Send the files that are not ``done``. Raises as ``send``."""
-        job = self.job(save, done)
-        await self._move(job, save, _Progress(save.step, 0, sum(piece.size for piece in job.objects())))
-
-    def sent_path(self, save: OutgoingSave) -> Path:
-        """The local list of its pieces."""
-        return self._outbox.sent_path(save)
-
-    def left_bytes(self, save: OutgoingSave) -> int:
-        """What is not sent yet, by the local list alone. Blocks."""
-        return max(0, save.total_bytes - sum(line.size for line in self._outbox.sent(save).values()))
+        job = self._job(save, done)
+        await self._move(job, save, InFlight(save.step, 0, sum(piece.size for piece in job.objects())))
 
     async def _stored(self, save: OutgoingSave, piece_size: int) -> tuple[str, ...]:
         """The names of pieces that a line of the local list and the listing prove."""
@@ -128,7 +102,7 @@ class Uploads:
         there = await self._connection.call(lambda store: list_save(store, folder))
         return stored_pieces(save.files, piece_size, lines, there)
 
-    def job(self, save: OutgoingSave, done: tuple[str, ...], *, urgent: bool = False) -> TransferJob:
+    def _job(self, save: OutgoingSave, done: tuple[str, ...], *, urgent: bool = False) -> TransferJob:
         """Without its roots, which are opened when it starts."""
         sync, rights = self._settings.sync, self._outbox.workspace.tree.rights
         owner = os.geteuid() if rights is None else rights.uid
@@ -139,8 +113,8 @@ class Uploads:
             user=-1 if rights is None else rights.uid, owners=None if save.linked else (owner,),
         )  # fmt: skip
 
-    async def _move(self, job: TransferJob, save: OutgoingSave, progress: _Progress) -> None:
-        self._stopped, self._progress = "", progress
+    async def _move(self, job: TransferJob, save: OutgoingSave, flight: InFlight) -> None:
+        self._stopped, self.in_flight = "", flight
         self._idle.clear()
         self._children += 1
         who, loop = f"upload {self._children}", asyncio.get_running_loop()
@@ -149,7 +123,7 @@ class Uploads:
             self._connection.count(who, message.get("calls") or {})
             if message.get("type") == "progress":
                 with contextlib.suppress(RuntimeError):  # the loop is closed: podwatch is leaving
-                    loop.call_soon_threadsafe(progress.note, int(message["bytes"]))
+                    loop.call_soon_threadsafe(flight.note, int(message["bytes"]))
 
         def run() -> None:
             with self._outbox.roots(save) as roots:
@@ -171,7 +145,7 @@ class Uploads:
                 raise UploadStopped(self._stopped, where=f"step {save.step}") from error
             raise
         finally:
-            self._progress = None
+            self.in_flight = None
             self._idle.set()
 
     async def ended(self) -> None:
