@@ -69,6 +69,15 @@ def test_a_manifest_that_the_pointer_does_not_name_is_not_the_newest(world: Worl
     assert world.newest() == 1
 
 
+def test_a_manifest_without_a_hash_proves_nothing(world: World) -> None:
+    manifest = world.take().saves[-1].manifest
+    assert manifest is not None
+    data = manifest.to_bytes().replace(b'"hashes"', b'"others"', 1)
+    world.change(KEYS.save(2, "s2") + "manifest.json", data)
+    assert "has no hash" in world.take().saves[0].problem
+    assert world.newest() == 1
+
+
 @pytest.mark.parametrize("place", [(3, "s3"), (2, "x"), (1, "s1")], ids=["step", "id", "of another save"])
 def test_a_copied_manifest_is_of_no_save(world: World, place: tuple[int, str]) -> None:
     data = world.store.data[KEYS.save(2, "s2") + "manifest.json"][0]

@@ -406,6 +406,26 @@ async def test_links_of_an_earlier_boot_are_sent_once_the_checkpoint_is_found_co
     await until(lambda: local.newest() == 5)
 
 
+@pytest.mark.parametrize(("hours", "piece", "again"), [(1, 5 * MB, True), (13, 5 * MB, False), (1, 9 * MB, False)])
+async def test_an_intent_that_is_old_or_cuts_otherwise_is_not_continued(
+    local: World, hours: float, piece: int, again: bool
+) -> None:
+    """A sweep can be removing the old one; of the other one the pieces would not fit."""
+    local.save(5)
+    local.scan()
+    begun = _begun(local, 5, boot_id())
+    store, name = local.store(), f"{local.backup_keys.save(5, 'stored1')}intent.json"
+    intent = begun.intent(local.name, 1, 1.7e9)
+    assert not any(file.inode or file.device for file in intent.files), "they say nothing to another pod"
+    store.put(name, replace(intent, piece_size=int(piece)).to_bytes())
+    local.age(hours * 3600)
+    store.put(local.backup_keys.control, b"{}")  # whose time is the store's present one
+    await local.start()
+    await until(lambda: local.newest() == 5)
+    (saved,) = local.inventory().saves
+    assert (saved.save_id == "stored1") is again
+
+
 async def test_an_upload_of_another_run_on_this_disk_is_left_alone(local: World) -> None:
     local.save(5)
     local.scan()
