@@ -19,7 +19,6 @@ from podwatch.checkpoints.layout import PartDir, PartFiles
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup.connection import StoreConnection
-from podwatch.daemon.backup.evidence import looks_like_a_key
 from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files, used_parts
 from podwatch.daemon.backup.run_side import RunSide
 from podwatch.daemon.backup.store_writer import StoreWriter
@@ -33,6 +32,7 @@ from podwatch.store.documents import EXPORT_BYTES, SaveExports
 from podwatch.store.interfaces import list_save, read_or_none
 from podwatch.store.inventory import SaveKey, missing_objects
 from podwatch.store.keys import EXPORTS, pieces
+from podwatch.store.runs.start import looks_like_a_key
 from podwatch.store.transfer.job import SentPiece
 from podwatch.store.transfer.send import SourceChanged, SourceForeign
 from podwatch.system.blocking_calls import Worker

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from podwatch.config.command_directory import TYPED_IN
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.backup.backup import Backup
-from podwatch.daemon.backup.evidence import CONFIG_BYTES, LogEnds, bundles, configs
+from podwatch.daemon.backup.evidence import LogEnds, bundles, configs
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import Mutation
@@ -27,6 +27,7 @@ from podwatch.store.evidence import KEEP_SECONDS, Evidence, EvidenceKeeper
 from podwatch.store.objects.access import access_for
 from podwatch.store.objects.base import Objects
 from podwatch.store.runs.start import RunStart, start_evidence
+from podwatch.store.runs.start_record import MOST_BYTES
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
@@ -161,7 +162,7 @@ def start_of(loaded: LoadedSettings) -> RunStart:
     for file in (settings.notify.urls_file, settings.notify.heartbeat_urls_file, settings.http.password_file):
         if file is not None:
             with contextlib.suppress(OSError):
-                lines = read_file(file, CONFIG_BYTES, shown=True).decode(errors="replace").splitlines()
+                lines = read_file(file, MOST_BYTES, shown=True).decode(errors="replace").splitlines()
                 secret[str(file)] = tuple("" for line in lines if line.strip() and not line.lstrip().startswith("#"))
     given = [key for key, source in loaded.sources.items() if source in ("environment", "flag")]
     document = settings.model_dump(mode="json")

@@ -98,10 +98,15 @@ class _Collecting:
         return StartFile(path, one.name, hashlib.sha256(one.data).hexdigest(), len(one.data), mode, secret)
 
 
+def looks_like_a_key(name: str) -> bool:
+    """Judged only by the file's name."""
+    return any(part in name.lower() for part in _KEY_NAMES)
+
+
 def named_configuration(path: str) -> tuple[bytes, str]:
     """The bytes of a file that a command names, and why it is not stored: it looks like a key, only its owner can read
     it, it is too large, or no text."""
-    if any(part in Path(path).name.lower() for part in _KEY_NAMES):
+    if looks_like_a_key(Path(path).name):
         return b"", "its name is that of a key file"
     data = _read_shared(path)
     if data is None:
