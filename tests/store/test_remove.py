@@ -6,8 +6,9 @@ import pytest
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.store.documents import SaveExports
-from podwatch.store.interfaces import Permit, RunObjects
+from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import Inventory, take_inventory
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled, StoreOutage, StoreRefused
 from podwatch.store.publish import LeaseLost
 from podwatch.store.remove import Removed, Remover
@@ -175,7 +176,7 @@ class Confirms(AlwaysHolds):
     def boottime(self) -> float:
         return self.now
 
-    def confirm(self, store: RunObjects) -> Permit:
+    def confirm(self, store: Objects) -> Permit:
         self.asked += 1
         if self.asked > self.most:
             raise LeaseLost("another pod holds the run")

@@ -8,8 +8,9 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.evidence import Evidence, EvidenceKeeper
-from podwatch.store.interfaces import Permit, RunObjects
+from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import DocumentCache, take_inventory
+from podwatch.store.objects.base import Objects
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionRules, plan
@@ -130,7 +131,7 @@ def test_a_deletion_that_was_frozen_goes_on_with_a_new_confirmation_or_not_at_al
     inventory, holds, lost = take_inventory(store, KEYS), AlwaysHolds(until=30.0), False
 
     class Lease(AlwaysHolds):
-        def confirm(self, _store: RunObjects) -> Permit:
+        def confirm(self, _store: Objects) -> Permit:
             if lost:
                 raise LeaseLost("another pod")
             return Permit(1, store.boottime() + 30.0)

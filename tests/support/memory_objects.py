@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.store.documents import SaveIntent
-from podwatch.store.interfaces import Author, Permit, RunObjects
+from podwatch.store.interfaces import Author, Permit
 from podwatch.store.keys import RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, too_late
 from podwatch.store.publish import Publisher
 
@@ -78,7 +79,7 @@ class AlwaysHolds:
     generation: int = 1
     until: float = 1e9
 
-    def confirm(self, store: RunObjects) -> Permit:
+    def confirm(self, store: Objects) -> Permit:
         return Permit(self.generation, self.until)
 
     def boottime(self) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.lease import Heartbeat
 from podwatch.store.documents import SaveIntent
-from podwatch.store.interfaces import Author, RunObjects
+from podwatch.store.interfaces import Author
 from podwatch.store.inventory import Stored
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
@@ -30,7 +30,7 @@ class _Timed(AlwaysHolds):
         return 0.0
 
 
-def publisher_of(store: RunObjects, keys: RunKeys, generation: int = 1) -> Publisher:
+def publisher_of(store: Objects, keys: RunKeys, generation: int = 1) -> Publisher:
     lease = _Timed(generation, float("inf"))
     return Publisher(store, keys, lease, lease)
 
@@ -57,7 +57,7 @@ def past_run(store: Objects, keys: RunKeys, *steps: int) -> list[Stored]:
     return [publisher.publish(*send_save(store, keys, step), author) for step in steps]
 
 
-def put_beat(store: RunObjects, keys: RunKeys, **fields: object) -> None:
+def put_beat(store: Objects, keys: RunKeys, **fields: object) -> None:
     """A heartbeat that was written just now by a run that is well, with these fields changed."""
     now = time.time()
     beat = Heartbeat(

@@ -18,7 +18,7 @@ from podwatch.controller.records import Bill, ControllerRecords, MachineRecord, 
 from podwatch.controller.run_view import RunView
 from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
-from podwatch.store.interfaces import StoreClock
+from podwatch.system.clock import Clock
 
 MOST_ROUNDS = 12
 """Further turns of one ``--once``."""
@@ -48,7 +48,7 @@ class Controller:
     file: RecordFile
     records: ControllerRecords
     providers: Mapping[str, Provider]
-    clock: StoreClock
+    clock: Clock
     act: bool = True
     parallel: bool = True
     _failed: dict[tuple[str, str], float] = field(default_factory=dict)

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from podwatch.domain.document import At, Document, Label, RunId, Whole
 from podwatch.domain.errors import ExitCode, IntegrityError, RemoteError
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS, Beat, Control, Heartbeat, read_control
-from podwatch.store.interfaces import StoreClock, read_or_none
+from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectTooLarge
-from podwatch.store.runs.reading import ReadableStore, newest_claim, read_heartbeat, store_time
+from podwatch.store.runs.reading import newest_claim, read_heartbeat, store_time
 from podwatch.store.verdict import read_verdict
+from podwatch.system.clock import Clock
 
 WATCH_GAP_SECONDS = 150.0
 """Between two complete looks that watch one heartbeat. In a longer gap the store may have been away."""
@@ -62,9 +64,9 @@ class RunSeen:
 
 @dataclass(slots=True)
 class RunView:
-    store: ReadableStore
+    store: Objects
     keys: RunKeys
-    clock: StoreClock
+    clock: Clock
     controller: str
     wait: float = CLAIM_WAIT_SECONDS
     """From this controller's claim until it may request a machine: another's claim has arrived by then."""

@@ -12,7 +12,6 @@ from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.document import Document
 from podwatch.domain.errors import IntegrityError
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
-from podwatch.store.interfaces import Listed, RunObjects
 from podwatch.store.keys import (
     EXPORTS,
     INTENT,
@@ -25,6 +24,7 @@ from podwatch.store.keys import (
     RunKeys,
     contradicts,
 )
+from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.objects.errors import ObjectMissing
 from podwatch.store.pointers import PointerSeen, rank_pointers
 
@@ -148,19 +148,19 @@ class DocumentCache:
 
     found: dict[tuple[str, int, float], tuple[Document | None, str, str]] = field(default_factory=dict)
 
-    def read(self, store: RunObjects, item: Listed, kind: type[Document]) -> tuple[Document | None, str, str]:
+    def read(self, store: Objects, item: ObjectInfo, kind: type[Document]) -> tuple[Document | None, str, str]:
         """(document or None, its hash, what is wrong). Raises RemoteError for trouble of the store."""
         key = (item.key, item.size, item.wall)
         if key not in self.found:
             self.found[key] = _read(store, item.key, kind)
         return self.found[key]
 
-    def keep_only(self, items: Iterable[Listed]) -> None:
+    def keep_only(self, items: Iterable[ObjectInfo]) -> None:
         names = {(item.key, item.size, item.wall) for item in items}
         self.found = {key: found for key, found in self.found.items() if key in names}
 
 
-def _read(store: RunObjects, key: str, kind: type[Document]) -> tuple[Document | None, str, str]:
+def _read(store: Objects, key: str, kind: type[Document]) -> tuple[Document | None, str, str]:
     try:
         data = store.read(key, kind.LARGEST)
         return kind.from_bytes(data, where=f"{store.url}/{key}"), manifest_hash(data), ""
@@ -170,13 +170,13 @@ def _read(store: RunObjects, key: str, kind: type[Document]) -> tuple[Document |
         return None, "", str(error)
 
 
-def take_inventory(store: RunObjects, keys: RunKeys, cache: DocumentCache | None = None) -> Inventory:
+def take_inventory(store: Objects, keys: RunKeys, cache: DocumentCache | None = None) -> Inventory:
     """Blocks. Raises RemoteError."""
     return _Taking(store, keys, cache if cache is not None else DocumentCache()).take()
 
 
 class _Taking:
-    def __init__(self, store: RunObjects, keys: RunKeys, cache: DocumentCache) -> None:
+    def __init__(self, store: Objects, keys: RunKeys, cache: DocumentCache) -> None:
         self._store, self._keys, self._cache = store, keys, cache
         self._problems: list[str] = []
 
@@ -202,29 +202,29 @@ class _Taking:
             forged,
         )
 
-    def _pointers(self, ranked: Sequence[PointerSeen], items: Mapping[str, Listed]) -> tuple[PointerSeen, ...]:
+    def _pointers(self, ranked: Sequence[PointerSeen], items: Mapping[str, ObjectInfo]) -> tuple[PointerSeen, ...]:
         newest = max((p.wall for p in ranked), default=0.0)
         return tuple(
             self._pointer(p, items[p.key]) if number < MOST_POINTERS or newest - p.wall < 2 * 86400 else p
             for number, p in enumerate(ranked)
         )
 
-    def _pointer(self, seen: PointerSeen, item: Listed) -> PointerSeen:
+    def _pointer(self, seen: PointerSeen, item: ObjectInfo) -> PointerSeen:
         pointer, _, problem = self._cache.read(self._store, item, RunPointer)
         found = seen.with_document(pointer, problem, self._keys.run_id)
         if found.problem:
             self._problems.append(f"{item.key}: {found.problem}")
         return found
 
-    def _latest(self, items: list[Listed]) -> RunPointer | None:
+    def _latest(self, items: list[ObjectInfo]) -> RunPointer | None:
         for item in items:
             found, _, _ = self._cache.read(self._store, item, RunPointer)
             if isinstance(found, RunPointer) and found.run_id == self._keys.run_id:
                 return found
         return None
 
-    def _saves(self, named: list[tuple[ObjectName, Listed]]) -> tuple[list[Stored], list[Unfinished], list[str]]:
-        inside: dict[SaveKey, dict[str, Listed]] = {}
+    def _saves(self, named: list[tuple[ObjectName, ObjectInfo]]) -> tuple[list[Stored], list[Unfinished], list[str]]:
+        inside: dict[SaveKey, dict[str, ObjectInfo]] = {}
         foreign = [name.rest for name, _ in named if name.kind is Kind.FOREIGN]
         for name, item in named:
             if name.kind is Kind.SAVE:
@@ -242,7 +242,7 @@ class _Taking:
             foreign += [f"step_{key[0]}/{key[1]}/{n}" for n in objects if n not in known and n not in documents]
         return saves, unfinished, foreign
 
-    def _save(self, key: SaveKey, objects: Mapping[str, Listed]) -> Stored:
+    def _save(self, key: SaveKey, objects: Mapping[str, ObjectInfo]) -> Stored:
         item = objects[MANIFEST]
         manifest, digest, problem = self._cache.read(self._store, item, SaveManifest)
         make = partial(Stored, *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects)
@@ -261,7 +261,7 @@ class _Taking:
             hash=digest,
         )
 
-    def _unfinished(self, key: SaveKey, objects: Mapping[str, Listed]) -> Unfinished:
+    def _unfinished(self, key: SaveKey, objects: Mapping[str, ObjectInfo]) -> Unfinished:
         intent, _, problem = self._cache.read(self._store, objects[INTENT], SaveIntent)
         if isinstance(intent, SaveIntent) and (intent.run_id, intent.key) != (self._keys.run_id, key):
             intent, problem = None, "the intent belongs to another save"
@@ -273,10 +273,10 @@ class _Taking:
         return Unfinished(*key, newest, size, intent if isinstance(intent, SaveIntent) else None, problem)
 
 
-def missing_objects(pieces: Iterable[Piece], objects: Mapping[str, Listed]) -> list[str]:
+def missing_objects(pieces: Iterable[Piece], objects: Mapping[str, ObjectInfo]) -> list[str]:
     """The names of those that are not in ``objects`` (by name below the save) as they were sent."""
     return [piece.name for piece in pieces if not _is_stored(piece, objects.get(piece.name))]
 
 
-def _is_stored(piece: Piece, item: Listed | None) -> bool:
+def _is_stored(piece: Piece, item: ObjectInfo | None) -> bool:
     return item is not None and item.size == piece.size and not contradicts(item.hash, piece.hash)

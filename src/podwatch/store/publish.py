@@ -15,11 +15,13 @@ from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.document import of
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
-from podwatch.store.interfaces import Author, Ownership, Permit, RunObjects, StoreClock, list_save, read_or_none
+from podwatch.store.interfaces import Author, Ownership, Permit, list_save, read_or_none
 from podwatch.store.inventory import SaveKey, Stored, missing_objects
 from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled as LeaseUnsettled
 from podwatch.store.pointers import highest_pointer
+from podwatch.system.clock import Clock
 
 
 class LeaseLost(PodwatchError):  # noqa: N818
@@ -40,10 +42,10 @@ class Publisher:
     """One per life of podwatch. ``named``: when its own pointers last named a save, in boottime: a listing may not
     show them yet."""
 
-    store: RunObjects
+    store: Objects
     keys: RunKeys
     lease: Ownership
-    clock: StoreClock
+    clock: Clock
     nonce: Callable[[], str] = lambda: secrets.token_hex(4)
     named: dict[SaveKey, float] = field(default_factory=dict)
     _seq: int = 0

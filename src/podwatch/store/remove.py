@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.documents import SaveExports
-from podwatch.store.interfaces import Ownership, Permit, RunObjects, StoreClock, list_save, read_or_none
+from podwatch.store.interfaces import Ownership, Permit, list_save, read_or_none
 from podwatch.store.inventory import Inventory, SaveKey, Stored, Unfinished
 from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled
 from podwatch.store.retention import RetentionPlan
+from podwatch.system.clock import Clock
 
 _BATCH = 200
 """Names between two looks at whether the confirmation is still valid; the store itself stops in the middle of one."""
@@ -31,10 +33,10 @@ class Removed:
 
 @dataclass(slots=True)
 class Remover:
-    store: RunObjects
+    store: Objects
     keys: RunKeys
     lease: Ownership
-    clock: StoreClock
+    clock: Clock
     _permit: Permit | None = field(init=False, default=None)
 
     def carry_out(self, plan: RetentionPlan, inventory: Inventory) -> Removed:

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from podwatch.domain.errors import IntegrityError
 from podwatch.store.documents import EXPORT_BYTES
-from podwatch.store.interfaces import Listed, list_save
+from podwatch.store.interfaces import list_save
 from podwatch.store.inventory import Stored, missing_objects
 from podwatch.store.keys import Piece, RunKeys, pieces
-from podwatch.store.objects.base import Objects
+from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.restore.exports import read_exports
 
 
@@ -48,7 +48,7 @@ def verify(store: Objects, keys: RunKeys, saves: Iterable[Stored], *, deep: bool
 
 
 def _examine(
-    store: Objects, keys: RunKeys, save: Stored, listed: Mapping[str, Listed], *, deep: bool
+    store: Objects, keys: RunKeys, save: Stored, listed: Mapping[str, ObjectInfo], *, deep: bool
 ) -> tuple[list[str], Proof]:
     if save.manifest is None:
         return [save.problem], Proof.NONE
@@ -61,7 +61,7 @@ def _examine(
 
 
 def _examine_exports(
-    store: Objects, keys: RunKeys, save: Stored, listed: Mapping[str, Listed], *, deep: bool
+    store: Objects, keys: RunKeys, save: Stored, listed: Mapping[str, ObjectInfo], *, deep: bool
 ) -> list[str]:
     try:
         objects = list(pieces(read_exports(store, keys, save).files, EXPORT_BYTES))
@@ -71,7 +71,7 @@ def _examine_exports(
     return [*_lacking(objects, listed), *(_differing(store, keys.save(*save.key), there) if deep else ())]
 
 
-def _lacking(objects: Iterable[Piece], listed: Mapping[str, Listed]) -> list[str]:
+def _lacking(objects: Iterable[Piece], listed: Mapping[str, ObjectInfo]) -> list[str]:
     return [f"{name} is missing, or is not the object that was sent" for name in missing_objects(objects, listed)]
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.lease import Heartbeat
-from podwatch.store.interfaces import Permit, RunObjects, StoreClock
+from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import Inventory, take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
@@ -19,6 +19,7 @@ from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionPlan, RetentionRules, plan
 from podwatch.store.runs.archive_record import ArchiveRecord, record_key
 from podwatch.store.runs.reading import newest_claim, read_heartbeat, seconds_since_activity, store_time
+from podwatch.system.clock import Clock
 
 PERMIT_SECONDS = 30.0
 CERTAIN = frozenset({"finished", "stopped", "released", "preempted", ""})
@@ -55,7 +56,7 @@ class ArchivePlan:
 class Archiver:
     store: Objects
     keys: RunKeys
-    clock: StoreClock
+    clock: Clock
     host: str = ""
 
     def look(self, keep: ArchiveKeep, *, keep_every: int, pins: Collection[int] = ()) -> ArchivePlan:
@@ -107,7 +108,7 @@ class Archiver:
         record = ArchiveRecord(self.keys.run_id, str(found.keep), wall, self.host)
         self.store.put(record_key(self.keys), record.to_bytes())
 
-    def confirm(self, store: RunObjects) -> Permit:
+    def confirm(self, store: Objects) -> Permit:
         """``Ownership`` of a run that no pod holds."""
         began = self.clock.boottime()
         self._refuse_alive()

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from podwatch.domain.document import At, Document, Label, RunId
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.lease import Beat
-from podwatch.store.interfaces import RunObjects, read_or_none
+from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectTooLarge
 
 
@@ -28,7 +29,7 @@ def record_key(keys: RunKeys) -> str:
 
 
 def archived_at(
-    store: RunObjects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float
+    store: Objects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float
 ) -> float | None:
     """When the run was archived; None if it was not, or a pod has continued it since: then a heartbeat or a claim is
     newer. Raises RemoteError."""

@@ -17,7 +17,6 @@ from podwatch import __version__
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.secrets import MASK, scrub
 from podwatch.store.evidence import Evidence, configuration
-from podwatch.store.interfaces import RunObjects
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectMissing
@@ -157,7 +156,7 @@ class StartTexts:
     texts: Mapping[str, str]
 
 
-def fetch_start(store: RunObjects, keys: RunKeys) -> StartTexts:
+def fetch_start(store: Objects, keys: RunKeys) -> StartTexts:
     """RemoteError where the store does not answer; IntegrityError for contents that podwatch would not have written;
     SaveGone (an IntegrityError) where nothing is stored."""
     where = keys.evidence("config") + OBJECT
@@ -174,7 +173,7 @@ def fetch_start(store: RunObjects, keys: RunKeys) -> StartTexts:
     return StartTexts(record, {f.object: _content(store, keys, f) for f in (record.config, *record.files)})
 
 
-def _content(store: RunObjects, keys: RunKeys, file: StartFile) -> str:
+def _content(store: Objects, keys: RunKeys, file: StartFile) -> str:
     key = keys.evidence("config") + file.object
     fix = "copy the file to this pod yourself, or let the pod that trains store it again"
     try:

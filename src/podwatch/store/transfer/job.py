@@ -11,8 +11,8 @@ from podwatch.domain.safe_names import check_relative_path
 from podwatch.store.keys import Piece, contradicts, pieces
 
 if TYPE_CHECKING:  # each brings its library: the child loads the one that it needs
-    from podwatch.store.interfaces import Listed
     from podwatch.store.objects.b2 import B2Access
+    from podwatch.store.objects.base import ObjectInfo
     from podwatch.store.objects.s3 import S3Access
 
 
@@ -114,7 +114,7 @@ def _parsed(line: bytes) -> Iterator[SentPiece]:
 
 
 def stored_pieces(
-    files: Sequence[FileEntry], piece_size: int, sent: Mapping[str, SentPiece], listing: "Mapping[str, Listed]"
+    files: Sequence[FileEntry], piece_size: int, sent: Mapping[str, SentPiece], listing: "Mapping[str, ObjectInfo]"
 ) -> tuple[str, ...]:
     """The names of the pieces that count as stored: a line says that they were sent, from this very file, and the
     listing shows them with that size and no other hash. All others are sent (again)."""
