@@ -650,7 +650,7 @@ class OwnNode:
     async def confirm(self) -> int:
         if self._backup is None:
             raise HostError("rank 0 has no store, so it cannot know whether it holds the run")
-        return await self._backup.confirm()
+        return (await self._backup.lease.confirm()).generation
 
 
 def own_place(settings: Settings) -> Place | None:

@@ -53,7 +53,7 @@ async def test_nothing_is_sent_while_publishing_is_withheld(local: World) -> Non
     local.save(5)
     local.scan()
     backup = await local.start()
-    await until(lambda: backup.holds)
+    await until(lambda: backup.lease.holds)
     with pytest.raises(HostError, match="the disk is full"):
         await backup.sync_now()
     assert not any("step_" in name for name in local.objects())
@@ -140,7 +140,7 @@ async def gap(tmp_path: Path) -> AsyncIterator[World]:
 async def test_the_gap_between_uploads_outlives_podwatch(gap: World) -> None:
     await gap.stop()
     second = await gap.start()
-    await until(lambda: second.holds and second.status().ok)
+    await until(lambda: second.lease.holds and second.status().ok)
     await asyncio.sleep(0.5)
     assert gap.stored() == {5}
     await gap.stop()
@@ -193,7 +193,7 @@ async def test_a_lost_state_directory_sends_nothing_again(local: World, lost: st
     again = World(local.directory, local.url, name="writer-1" if lost == "journal" else "writer-2")
     again.scan()
     backup = await again.start()
-    await until(lambda: backup.status().last_step == 5 and backup.holds)
+    await until(lambda: backup.status().last_step == 5 and backup.lease.holds)
     assert (await backup.unstored()).pending == ()
     again.save(10)
     again.scan()
@@ -235,7 +235,7 @@ async def test_a_copied_bucket_is_the_store_that_it_was_copied_from(local: World
     copied = World(local.directory, f"file://{local.directory.parent}/copy/team/ppo")
     copied.scan()
     backup = await copied.start()
-    await until(lambda: backup.status().last_step == 5 and backup.holds)
+    await until(lambda: backup.status().last_step == 5 and backup.lease.holds)
     assert (await backup.unstored()).pending == ()
     await backup.sync_now()
     assert "upload-started" not in copied.names()
@@ -385,7 +385,7 @@ async def test_what_only_links_have_is_sent_only_in_the_boot_that_inspected_it(
     local.remove(5)
     local.scan()
     backup = await local.start()
-    await until(lambda: backup.holds and backup.status().listed)
+    await until(lambda: backup.lease.holds and backup.status().listed)
     await asyncio.sleep(0.5 if not sent else 0)
     if sent:
         await until(lambda: local.newest() == 5)
@@ -435,7 +435,7 @@ async def test_an_upload_of_another_run_on_this_disk_is_left_alone(local: World)
     local.remove(5)
     local.scan()
     backup = await local.start()
-    await until(lambda: backup.holds and backup.status().listed)
+    await until(lambda: backup.lease.holds and backup.status().listed)
     await asyncio.sleep(0.3)
     assert local.stored() == set()
     assert "upload-started" not in local.names()
@@ -458,5 +458,5 @@ async def test_a_pod_that_lost_the_run_publishes_nothing_more(local: World) -> N
     with pytest.raises(LeaseLost):
         await backup.sync_now()
     assert (local.newest(), local.stored()) == (5, {5})
-    assert not backup.may_upload
+    assert not backup.lease.may_upload
     assert "superseded" in local.names()

@@ -25,7 +25,7 @@ from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
 from podwatch.domain.event import EventName
 from podwatch.domain.facts import StoreFacts
-from podwatch.domain.lease import Beat, Decision, Heartbeat, HolderState
+from podwatch.domain.lease import Decision, Heartbeat, HolderState
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.store.documents import SaveIntent
 from podwatch.store.inventory import SaveKey
@@ -67,7 +67,7 @@ class Backup:
         save_gap: Callable[[], float | None] = lambda: None,
     ) -> None:  # fmt: skip
         self._run, self._journal, self._clock, self._save_gap = run, journal, clock, save_gap
-        self.connection, self._keeper = connection, LeaseKeeper(lease, connection, clock, run)
+        self.connection, self.lease = connection, LeaseKeeper(lease, connection, clock, run)
         self._stock = stock = Stock(connection.keys, catalogue.records, run.identity, settings.sync.keep_every)
         self._tally = CheckpointTally(journal, connection.say)
         self._uploads = Uploads(settings, connection, outbox)
@@ -93,7 +93,7 @@ class Backup:
 
     def status(self) -> StoreFacts:
         """From any thread."""
-        connection, flight, decision = self.connection, self._uploads.in_flight, self._keeper.decision
+        connection, flight, decision = self.connection, self._uploads.in_flight, self.lease.decision
         trouble, publishing, inventory = connection.trouble, self._writer.publishing, self._stock.inventory
         if flight is None and publishing is not None:
             flight = InFlight(publishing.step, publishing.total_bytes, publishing.total_bytes)
@@ -104,7 +104,7 @@ class Backup:
             error="" if trouble is None else trouble.error,
             refused=trouble is not None and trouble.refused,
             next_attempt_wall=None if trouble is None else trouble.next_attempt_wall,
-            locked_out=self._keeper.locked_out,
+            locked_out=self.lease.locked_out,
             clock_skew=connection.skew,
             checkpoints=self._stock.checkpoints(self.sets),
             surplus=self._queue.surplus(),
@@ -117,7 +117,7 @@ class Backup:
             upload_rate=None if flight is None else flight.rate,
             superseded=decision.act in NOT_OURS,
             lease=decision,
-            settles_in=self._keeper.settles_in,
+            settles_in=self.lease.settles_in,
             abandoned_in_a_row=self._queue.abandoned_in_a_row,
             warnings=self._warnings(),
             tally=self._tally.now,
@@ -136,51 +136,9 @@ class Backup:
     @property
     def decision(self) -> Decision:
         """Which pod may train, as far as the lease shows."""
-        return self._keeper.decision
-
-    @property
-    def may_upload(self) -> bool:
-        return self._keeper.may_upload
-
-    @property
-    def holds(self) -> bool:
-        """Whether this pod publishes for the run."""
-        return self._keeper.holds
-
-    @property
-    def refused_lately(self) -> bool:
-        """Whether the store did not answer when it was asked last which pod holds the run."""
-        return self._keeper.error is not None
-
-    @property
-    def earlier_beat(self) -> Beat | None:
-        """The heartbeat of the life before this one, of whatever pod."""
-        return self._keeper.earlier_beat
-
-    @property
-    def claimed(self) -> int:
-        """The generation of this pod's claim, decided or not; 0 if none."""
-        return self._keeper.decision.generation if self.may_upload else 0
-
-    async def confirm(self) -> int:
-        """The generation with which this pod holds the run, confirmed by the store now. Raises PodwatchError."""
-        return (await self._keeper.confirm()).generation
-
-    async def until_speaking(self, speaks: bool) -> None:
-        """Returns once this pod writes the run's heartbeat, or once it no longer does."""
-        while self.may_upload is not speaks:
-            await self.turned()
-
-    async def turned(self) -> None:
-        """Returns once the lease may have changed."""
-        self._keeper.turned.clear()
-        await self._keeper.turned.wait()
+        return self.lease.decision
 
     # -- requests -----------------------------------------------------------------------------------------------------
-
-    def ask(self) -> None:
-        """Begin to ask the store which pod holds the run; ``start`` does it too."""
-        self._keeper.start()
 
     def notify(self) -> None:
         """Call after a rescan, which may have found a new complete checkpoint. Cheap."""
@@ -197,8 +155,8 @@ class Backup:
             raise HostError(f"podwatch uploads nothing now: {why}")
         self._queue.pick(step)  # raises if there is nothing to send
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(step, answer, self._keeper.updates))
-        self._keeper.hurry()
+        self._requests.append(_Request(step, answer, self.lease.updates))
+        self.lease.hurry()
         self._hurry.set()
         self._wake.set()
         await answer
@@ -217,9 +175,9 @@ class Backup:
     def why_not_ours(self) -> str:
         """Why this pod stores nothing more, however long one waits: another pod holds the run. Empty otherwise. What
         the store refuses is waited for: an operator can change a key or a cap."""
-        if self.decision.act not in NOT_OURS:
+        if self.lease.decision.act not in NOT_OURS:
             return ""
-        return self.decision.why_not or "another pod holds this run"
+        return self.lease.decision.why_not or "another pod holds this run"
 
     async def unstored(self) -> Unstored:
         """What is not in the store: the newest checkpoint, pinned ones, and the newest one's exports."""
@@ -238,7 +196,7 @@ class Backup:
     async def start(self) -> None:
         await self._tally.load()
         await self._queue.load_gap()
-        self.ask()
+        self.lease.start()
         self._tasks = [
             asyncio.create_task(self._work(), name="backup"),
             asyncio.create_task(self._list_first(), name="what the store has"),
@@ -256,7 +214,7 @@ class Backup:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._uploads.close()
         self._answer(RemoteError("podwatch is stopping", where=self.connection.url, fix="the next podwatch continues"))
-        await self._keeper.stop()
+        await self.lease.stop()
         self._queue.disk.close()
         self.connection.close()
 
@@ -271,10 +229,10 @@ class Backup:
 
     async def _follow_lease(self) -> None:
         while True:
-            await self.turned()
+            await self.lease.turned()
             self._wake.set()
             self._hurry.set()
-            if not self.may_upload and self._uploads.in_flight is not None:
+            if not self.lease.may_upload and self._uploads.in_flight is not None:
                 self._uploads.stop("another pod holds the run, or its lease is not known any more")
 
     async def _watch_space(self) -> None:
@@ -292,10 +250,10 @@ class Backup:
     async def beat(self, heartbeat: Heartbeat, state: HolderState = HolderState.RUNNING) -> None:
         """Write heartbeat.json, if this pod is the one that does. Trouble of the store is a state, never an
         exception."""
-        if not self.may_upload:
+        if not self.lease.may_upload:
             return
         try:
-            await self._keeper.beat(heartbeat, state)
+            await self.lease.beat(heartbeat, state)
         except (LeaseLost, LeaseUnsettled):
             return
         except Exception as error:
@@ -313,12 +271,12 @@ class Backup:
     async def sweep_store(self) -> None:
         """Once a day: list the store again, remove what is old or was never finished."""
         if (
-            not self.holds
+            not self.lease.holds
             or self._clock.wall() - float(await self._journal.run(Journal.learned, SWEPT, 0.0)) < SWEEP_EVERY
         ):
             return
         await self._writer.prune(self._live())
-        await self._keeper.tidy()
+        await self.lease.tidy()
         self._journal.post(Journal.learn, SWEPT, self._clock.wall())
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -333,7 +291,7 @@ class Backup:
                 known = as_known(error)
                 self.connection.unwell(known)
                 if isinstance(known, (LeaseLost, LeaseUnsettled)):
-                    self._keeper.hurry()
+                    self.lease.hurry()
                 self._answer(known)
                 self._failures += 1
                 await self._pause()
@@ -359,7 +317,7 @@ class Backup:
             fix = "to take it over, run podwatch run --take-over"
             self._answer(LeaseLost(f"another pod holds this run: {why}", where=self.connection.url, fix=fix))
             return False
-        if not self.may_upload:
+        if not self.lease.may_upload:
             return await self._wait_for_lease()
         if why := self._run.withheld():  # each rescan looks again
             self._answer(HostError(f"podwatch uploads nothing now: {why}"))
@@ -371,18 +329,18 @@ class Backup:
         except RootReplaced as error:  # what was sent stays sent: it continues once the directories are back
             self._answer(error)
             return False
-        if self.holds and await self._follow_lineage():
+        if self.lease.holds and await self._follow_lineage():
             return True
         return await self._send_something()
 
     async def _wait_for_lease(self) -> bool:
         served = self._requests[0] if self._requests else None
-        if served is not None and self._keeper.updates == served.updates:
-            self._keeper.hurry()  # the answer of an earlier look is not that of a key which was corrected since
-            await self.turned()
+        if served is not None and self.lease.updates == served.updates:
+            self.lease.hurry()  # the answer of an earlier look is not that of a key which was corrected since
+            await self.lease.turned()
             return True
-        if self._keeper.error is not None:
-            raise self._keeper.error
+        if self.lease.error is not None:
+            raise self.lease.error
         if self.connection.works is False and not self._sending_failed:
             self.connection.well()
         await self._wake.wait()
@@ -420,7 +378,7 @@ class Backup:
 
     async def _follow_lineage(self) -> bool:
         """Keep the pins, and let the pointer follow the run. Whether it was moved."""
-        beat = self.earlier_beat
+        beat = self.lease.earlier_beat
         await self._writer.keep_pins(foreign=beat is not None and beat.said.writer_id != self._run.record.writer_id)
         return await self._writer.follow_lineage()
 
@@ -449,7 +407,7 @@ class Backup:
 
     async def _when_stored(self) -> bool:
         """The newest checkpoint is in the store: what else can be done."""
-        if not self.holds:
+        if not self.lease.holds:
             return False
         if await self._writer.name_unnamed(newest_complete(self.sets)):
             return True
@@ -465,19 +423,19 @@ class Backup:
 
     def more_urgent(self) -> bool:
         """Whether anything waits that is more urgent than exports."""
-        return bool(self._requests) or self._queue.newer_waits() or not self.holds
+        return bool(self._requests) or self._queue.newer_waits() or not self.lease.holds
 
     async def _attempt(self, chosen: CheckpointSet | OutgoingSave, served: _Request | None = None) -> bool:
         """Send and publish it; whether the caller looks again. ``served``: the request that this answers. One that came
         meanwhile may be for another checkpoint."""
         key = (chosen.step, chosen.save_id)
-        if self._ahead == key and not self.holds:
+        if self._ahead == key and not self.lease.holds:
             await self._wake.wait()
             return True
         try:
             await self._send(chosen if isinstance(chosen, OutgoingSave) else await self._queue.take(chosen))
         except (SourceChanged, SourceForeign, UploadStopped) as error:
-            if not isinstance(error, UploadStopped) or (self.may_upload and key in self._queue.void):
+            if not isinstance(error, UploadStopped) or (self.lease.may_upload and key in self._queue.void):
                 await self._queue.abandon(key, error)
                 if served is not None:
                     self._answer(error)
@@ -487,7 +445,7 @@ class Backup:
         except PodwatchError:
             self._sending_failed = True
             raise
-        if self.holds:
+        if self.lease.holds:
             self._failures = 0
             if served is not None:
                 self._answer(None)
@@ -496,12 +454,12 @@ class Backup:
     async def _send(self, save: OutgoingSave) -> None:
         """Send what is missing, and publish it once this pod holds the run. Raises as ``Uploads.send``."""
         for left in reversed(range(_TRIES)):
-            if not self.may_upload:  # the run was lost while the save was prepared
+            if not self.lease.may_upload:  # the run was lost while the save was prepared
                 raise UploadStopped(f"step {save.step} is not sent: this pod does not hold the run")
-            intent, save = await self._queue.intend(save, self._keeper.generation)
+            intent, save = await self._queue.intend(save, self.lease.generation)
             self._queue.begin_gap(save.key)
             hashes = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
-            if not self.holds:
+            if not self.lease.holds:
                 self._ahead = save.key
                 return
             try:

@@ -66,7 +66,7 @@ class PostMortem:
 
     async def store(self, *, within: float = ROUND_SECONDS) -> None:
         """One round. Raises only CancelledError."""
-        if not self._backup.may_upload or self._parts.run.guard.blocked_reason(Mutation.PUBLISH):
+        if not self._backup.lease.may_upload or self._parts.run.guard.blocked_reason(Mutation.PUBLISH):
             return
         before, self.problem = self.problem, ""
         try:
@@ -84,8 +84,8 @@ class PostMortem:
 
     async def when_held(self) -> None:
         """One round once this pod holds the run: from then on another pod can start it, whatever happens here."""
-        while not self._backup.holds:
-            await self._backup.turned()
+        while not self._backup.lease.holds:
+            await self._backup.lease.turned()
         await self.store()
 
     def soon(self, after: float = SETTLE_SECONDS) -> None:
@@ -113,7 +113,7 @@ class PostMortem:
         access_for(self._parts.settings)
         self._parts.training.environment.build(self._parts.settings.trainer)
         found = configs(self._configs())
-        if self._backup.holds:  # else the files of the pod that trains stay
+        if self._backup.lease.holds:  # else the files of the pod that trains stay
             found += start_evidence(start_of(self._config.loaded))
         known = () if self._keeper is None else [key.rpartition("/")[2] for key in self._keeper.sent]
         found += bundles(self._parts.run.paths.incidents, known, time.time() - KEEP_SECONDS)
@@ -126,7 +126,7 @@ class PostMortem:
         self._keeper.put(found)
         due = self._tidied is None or time.monotonic() - self._tidied >= TIDY_SECONDS
         deletes = self._settings.mode == "act" and not self._parts.run.guard.blocked_reason(Mutation.DELETE)
-        if due and deletes and self._backup.holds:
+        if due and deletes and self._backup.lease.holds:
             self._keeper.tidy({one.name for one in found if one.kind == "config"})
             self._tidied = time.monotonic()
 
