@@ -18,7 +18,9 @@ def save(
     head = ("run", step, f"s{step}-{generation}-{seq}", "w", generation, 0.0, "hf", 1, ())
     manifest = SaveManifest(*head, seq=seq, lineage="l", start_id=start, from_step=begun)
     digest = f"sha256:{step + 1000 * seq + 10**6 * generation:064}"
-    return Stored(step, head[2], generation, seq, problem=problem, manifest=manifest, hash=digest)
+    return Stored(
+        step, head[2], "l", generation, seq, whole=not problem, problem=problem, manifest=manifest, hash=digest
+    )
 
 
 def pointer(to: Stored | None, seq: int, *, generation: int = 1) -> PointerSeen:

@@ -27,7 +27,7 @@ def manifest(step: int, save_id: str, seq: int, lineage: str = "main") -> SaveMa
 
 def stored(step: int, *, seq: int | None = None, wall: float = OLD, **changes: Any) -> Stored:
     number, save_id = step if seq is None else seq, f"s{step}"
-    made = Stored(step, save_id, 1, number, 1, 1, wall, manifest=manifest(step, save_id, number), hash=HASH)
+    made = Stored.of(manifest(step, save_id, number), HASH, wall, ())
     return replace(made, **changes)
 
 

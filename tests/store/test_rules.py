@@ -42,7 +42,7 @@ def retain(store: MemoryObjects, rules: RetentionRules = RULES) -> list[tuple[in
 def test_a_lost_state_directory_a_new_pod_and_a_copied_store_see_the_same(store: MemoryObjects) -> None:
     stored(store, 10, 20)
     found = take_inventory(store, KEYS)
-    assert [(s.step, s.generation, s.seq, s.bytes, s.files, s.problem) for s in found.saves] == [
+    assert [(s.step, s.generation, s.seq, s.total_bytes, s.files, s.problem) for s in found.saves] == [
         (10, 1, 1, 320, 2, ""), (20, 1, 2, 320, 2, ""),
     ]  # fmt: skip
     assert found.newest == found.saves[1]

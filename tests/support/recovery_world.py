@@ -643,7 +643,7 @@ def finished() -> Finding:
 def stored(step: int, save_id: str, lineage: str, seq: int, problem: str = "") -> Stored:
     """A save in the store."""
     manifest = SaveManifest("r1", step, save_id, "w", 1, 0.0, "flat", 1, (), seq=seq, lineage=lineage)
-    return Stored(step, save_id, 1, seq, problem=problem, manifest=manifest)
+    return Stored(step, save_id, lineage, 1, seq, whole=not problem, problem=problem, manifest=manifest)
 
 
 class Store:

@@ -226,8 +226,8 @@ def _stored_documents(
     here = {stored: own for own, stored in same.items()}
     return [
         StoredDocument(
-            save.step, save.save_id, save.key in here, save.bytes, save.wall,
-            save.manifest.lineage if save.manifest is not None else "", save.generation, save.pinned,
+            save.step, save.save_id, save.key in here, save.total_bytes, save.wall,
+            save.lineage, save.generation, save.pinned,
             here.get(save.key) in catalogue.records.restored,
         ).to_json()
         for save in inventory.saves

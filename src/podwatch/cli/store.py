@@ -62,7 +62,7 @@ def ls(where: Where, as_json: bool) -> None:
         click.echo(f"no checkpoints of run {place.keys.run_id} in {place.url}")
     for save in saves:
         mark = "*" if newest is not None and save.key == newest.key else " "
-        what = clean(save.problem) if save.problem else f"{save.files} files, {size(save.bytes)}"
+        what = clean(save.problem) if save.problem else f"{save.files} files, {size(save.total_bytes)}"
         what += ", pinned" if save.pinned else ""
         what += ", and exported weights" if save.exports else ""
         click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(max(0.0, now - save.wall))}")
@@ -163,10 +163,10 @@ def _document(save: "Stored", inventory: "Inventory", now: float) -> dict[str, A
         "save_id": save.save_id,
         "named": newest is not None and save.key == newest.key,
         "problem": save.problem,
-        "total_bytes": save.bytes,
+        "total_bytes": save.total_bytes,
         "file_count": save.files,
         "age_seconds": round(max(0.0, now - save.wall)),
-        "lineage": save.manifest.lineage if save.manifest is not None else "",
+        "lineage": save.lineage,
         "layout": save.manifest.layout if save.manifest is not None else "",
         "pinned": save.pinned,
         "optional": save.exports,

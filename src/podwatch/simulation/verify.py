@@ -245,7 +245,7 @@ def prove_store(root: Path, keys: RunKeys) -> StoreProof:
             problems.append(f"{name} is not there, or cannot be read")
         elif inventory.named_by(pointer) not in sound:
             problems.append(f"{name} names step {pointer.step}, which has no complete checkpoint")
-    steps, size = sorted(save.step for save in sound), sum(save.bytes for save in sound)
+    steps, size = sorted(save.step for save in sound), sum(save.total_bytes for save in sound)
     return StoreProof(None if newest is None else newest.step, tuple(steps), size, tuple(problems))
 
 

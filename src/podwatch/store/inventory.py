@@ -6,11 +6,11 @@ document that cannot be read names nothing, and a save is whole only if its list
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.document import Document
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
 from podwatch.store.keys import (
     EXPORTS,
@@ -37,26 +37,25 @@ SaveKey = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A save with a manifest. ``wall``: when the manifest was stored, by the store's clock. ``problem``: why it cannot
-    be restored; ``manifest`` is None where it cannot be read."""
+class Stored(StoredCheckpoint):
+    """With what only this room reads. ``problem``: why it cannot be restored; ``manifest`` is None where it cannot be
+    read."""
 
-    step: int
-    save_id: str
-    generation: int = 0
-    seq: int = 0
-    bytes: int = 0
     files: int = 0
-    wall: float = 0.0
-    pinned: bool = False
-    exports: bool = False
     problem: str = ""
     manifest: SaveManifest | None = None
     hash: str = ""
 
-    @property
-    def key(self) -> SaveKey:
-        return (self.step, self.save_id)
+    @classmethod
+    def of(
+        cls, manifest: SaveManifest, digest: str, wall: float, objects: Collection[str], problem: str = ""
+    ) -> "Stored":
+        """``objects``: the names of what is below the save."""
+        return cls(
+            *manifest.key, manifest.lineage, manifest.generation, manifest.seq, manifest.total_bytes, wall,
+            PINNED in objects, EXPORTS in objects, whole=not problem, files=len(manifest.files), problem=problem,
+            manifest=manifest, hash=digest,
+        )  # fmt: skip
 
     @property
     def order(self) -> tuple[int, int]:
@@ -245,21 +244,16 @@ class _Taking:
     def _save(self, key: SaveKey, objects: Mapping[str, ObjectInfo]) -> Stored:
         item = objects[MANIFEST]
         manifest, digest, problem = self._cache.read(self._store, item, SaveManifest)
-        make = partial(Stored, *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects)
         if not isinstance(manifest, SaveManifest) or (manifest.run_id, manifest.key) != (self._keys.run_id, key):
             problem = problem or "the manifest belongs to another save"
             self._problems.append(f"{item.key}: {problem}")
-            return make(problem=problem)
+            return Stored(
+                *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects, whole=False, problem=problem
+            )
         missing = missing_objects(manifest.objects(), objects)
-        return make(
-            generation=manifest.generation,
-            seq=manifest.seq,
-            bytes=manifest.total_bytes,
-            files=len(manifest.files),
-            problem=f"{len(missing)} of its objects are missing or different, e.g. {missing[0]}" if missing else "",
-            manifest=manifest,
-            hash=digest,
-        )
+        if missing:
+            problem = f"{len(missing)} of its objects are missing or different, e.g. {missing[0]}"
+        return Stored.of(manifest, digest, item.wall, objects, problem)
 
     def _unfinished(self, key: SaveKey, objects: Mapping[str, ObjectInfo]) -> Unfinished:
         intent, _, problem = self._cache.read(self._store, objects[INTENT], SaveIntent)

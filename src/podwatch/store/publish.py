@@ -17,7 +17,7 @@ from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
 from podwatch.store.interfaces import Author, Ownership, Permit, list_save, read_or_none
 from podwatch.store.inventory import SaveKey, Stored, missing_objects
-from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, RunKeys
+from podwatch.store.keys import INTENT, MANIFEST, RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled as LeaseUnsettled
 from podwatch.store.pointers import highest_pointer
@@ -71,11 +71,7 @@ class Publisher:
         manifest, data = self._manifest(intent, hashes, author, order, exists=MANIFEST in there)
         if MANIFEST not in there or read_or_none(self.store, folder + MANIFEST, SaveManifest) != data:
             self.store.put(folder + MANIFEST, data, until=permit.until)
-        saved = Stored(
-            *(intent.step, intent.save_id), manifest.generation, manifest.seq, manifest.total_bytes,
-            len(manifest.files), self.clock.wall(), PINNED in there, EXPORTS in there,
-            manifest=manifest, hash=manifest_hash(data),
-        )  # fmt: skip
+        saved = Stored.of(manifest, manifest_hash(data), self.clock.wall(), there)
         if newest:
             self._point(saved, len(data), author, permit, seq)
         return saved
@@ -143,7 +139,7 @@ class Publisher:
             self.keys.run_id, permit.generation, seq, None if save is None else save.step, author.writer_id,
             self.clock.wall(), lineage=author.lineage, layout=author.layout, host=author.host, wandb=author.wandb,
             save_id="" if save is None else save.save_id, manifest_hash="" if save is None else save.hash,
-            manifest_size=size, total_bytes=0 if save is None else save.bytes,
+            manifest_size=size, total_bytes=0 if save is None else save.total_bytes,
         )  # fmt: skip
         if save is not None:
             self.named[save.key] = self.clock.boottime()

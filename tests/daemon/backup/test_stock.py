@@ -19,7 +19,7 @@ FILE = FileEntry("model", "w", 1, 1, hashes=("sha1:" + "0" * 40,))
 
 def stored(step: int, lineage: str, **changes: Any) -> Stored:
     manifest = SaveManifest("run", step, f"s{step}", "me", 1, 1.0, "custom", 100, (FILE,), seq=step, lineage=lineage)
-    return replace(Stored(step, f"s{step}", 1, step, manifest=manifest, hash=HASH), **changes)
+    return replace(Stored.of(manifest, HASH, 0.0, ()), **changes)
 
 
 def pointer(lineage: str) -> PointerSeen:

@@ -494,7 +494,7 @@ class Backup:
             self._tally.stored(save.key, seconds=took, save_seconds=self._save_gap())
         else:
             text = f"step {save.step} is in the store; a newer checkpoint stays the one to resume from"
-            self.connection.say(EventName.STORED, text, step=save.step, bytes=stored.bytes)
+            self.connection.say(EventName.STORED, text, step=save.step, bytes=stored.total_bytes)
         if not await self._writer.prune(self._live()):
             await self._list_again()
 

@@ -107,11 +107,11 @@ class StoreWriter:
         """Point to the newest checkpoint, which is whole in the store: its publication was interrupted before that."""
         inventory = self._stock.inventory
         saved = None if newest is None else self._stock.find(newest)
-        if saved is None or inventory is None or saved.manifest is None or not saved.seq:
+        if saved is None or inventory is None or not saved.seq:
             return False
         named = any(seen.pointer is not None and seen.pointer.save == saved.key for seen in inventory.pointers)
         lineage = self._run.lineage.id
-        if named or saved.manifest.lineage != lineage or newest_of_lineage(inventory, lineage) > saved.step:
+        if named or saved.lineage != lineage or newest_of_lineage(inventory, lineage) > saved.step:
             return False
         await self._repoint(saved)
         self._published_wall = self._clock.wall()
@@ -125,7 +125,7 @@ class StoreWriter:
     def say_published(self, saved: Stored, more: str = "") -> None:
         fixed = {one.key for one in self._stock.checkpoints(()) if one.milestone}
         self._connection.say(
-            EventName.PUBLISHED, f"step {saved.step} is in the store{more}", step=saved.step, bytes=saved.bytes,
+            EventName.PUBLISHED, f"step {saved.step} is in the store{more}", step=saved.step, bytes=saved.total_bytes,
             generation=saved.generation, seq=saved.seq, milestone=saved.key in fixed,
         )  # fmt: skip
 

@@ -46,14 +46,13 @@ def _as_published(save: Stored, inventory: Inventory) -> Stored:
     hashes = {p.pointer.manifest_hash for p in inventory.pointers if p.pointer and p.pointer.save == save.key}
     if save.problem or not hashes or save.hash in hashes:
         return save
-    return replace(save, problem="its manifest is not the one that was published")
+    return replace(save, whole=False, problem="its manifest is not the one that was published")
 
 
 def _lost(pointer: RunPointer) -> Stored:
     assert pointer.step is not None
-    return Stored(
-        pointer.step, pointer.save_id, problem="its manifest is not in the store, although a pointer names it"
-    )
+    problem = "its manifest is not in the store, although a pointer names it"
+    return Stored(pointer.step, pointer.save_id, whole=False, problem=problem)
 
 
 def _is_older(save: Stored, named: Stored) -> bool:

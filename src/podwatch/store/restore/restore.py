@@ -191,10 +191,11 @@ class Restorer:
             # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
             repair_trackers(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
         if progress is not None:
-            progress(save.bytes, save.bytes)
+            progress(save.total_bytes, save.total_bytes)
         return Restored(
             save.step, save.save_id, manifest.lineage, tuple(str(targets[part]) for part in sorted(targets)),
-            save.bytes, downloaded, tuple(placing.moved), (), doubt, manifest.train_command, valid_ids(manifest.wandb),
+            save.total_bytes, downloaded, tuple(placing.moved), (), doubt, manifest.train_command,
+            valid_ids(manifest.wandb),
         )  # fmt: skip
 
     @contextlib.contextmanager

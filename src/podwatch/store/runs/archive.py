@@ -44,7 +44,7 @@ class ArchivePlan:
 
     @property
     def freed_bytes(self) -> int:
-        saves = sum(verdict.save.bytes for verdict in self.retention.deleted)
+        saves = sum(verdict.save.total_bytes for verdict in self.retention.deleted)
         return saves + sum(one.bytes for one in self.retention.unfinished)
 
     @property
