@@ -37,7 +37,7 @@ from podwatch.recovery.state import Phase
 from podwatch.reporting import deliver_notices
 from podwatch.reporting import metrics as exposition
 from podwatch.store import documents as stored
-from podwatch.store.runs.archive_record import ArchiveRecord
+from podwatch.store.runs.reading import ArchiveRecord
 from podwatch.store.verify import Proof
 from podwatch.system.endpoint import Endpoint
 from tests.support.contract import ROOT, schemas

@@ -17,8 +17,14 @@ from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionPlan, RetentionRules, plan
-from podwatch.store.runs.archive_record import ArchiveRecord, record_key
-from podwatch.store.runs.reading import newest_claim, read_heartbeat, seconds_since_activity, store_time
+from podwatch.store.runs.reading import (
+    ArchiveRecord,
+    newest_claim,
+    read_heartbeat,
+    record_key,
+    seconds_since_activity,
+    store_time,
+)
 from podwatch.system.clock import Clock
 
 PERMIT_SECONDS = 30.0

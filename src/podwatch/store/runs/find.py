@@ -14,8 +14,14 @@ from podwatch.store.inventory import SaveKey
 from podwatch.store.keys import MANIFEST, Kind, ObjectName, RunKeys
 from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.pointers import rank_pointers, read_pointers
-from podwatch.store.runs.archive_record import ArchiveRecord, archived_at
-from podwatch.store.runs.reading import can_list, read_heartbeat, seconds_since_activity, store_time
+from podwatch.store.runs.reading import (
+    ArchiveRecord,
+    archived_at,
+    can_list,
+    read_heartbeat,
+    seconds_since_activity,
+    store_time,
+)
 from podwatch.store.runs.summary import RunSummary, summarize
 
 _MOST_RUNS = 10_000

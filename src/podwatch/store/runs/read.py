@@ -11,10 +11,9 @@ from podwatch.domain.secrets import scrub_argv
 from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
-from podwatch.store.runs.archive_record import archived_at
 from podwatch.store.runs.find import list_run
 from podwatch.store.runs.judge import RunEvidence
-from podwatch.store.runs.reading import NewestSave, newest_claim, read_heartbeat, read_newest, store_time
+from podwatch.store.runs.reading import NewestSave, archived_at, newest_claim, read_heartbeat, read_newest, store_time
 from podwatch.store.runs.start import fetch_start
 from podwatch.store.runs.summary import RunSummary, StartedWith, summarize
 from podwatch.store.verdict import read_verdict

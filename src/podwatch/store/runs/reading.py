@@ -7,6 +7,7 @@ billed listing, and is what a key without the permission to list can read.
 import contextlib
 from dataclasses import dataclass
 
+from podwatch.domain.document import At, Document, Label, RunId
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.lease import GONE, Beat, Heartbeat, read_beat
 from podwatch.store.documents import RunPointer, SaveManifest, manifest_hash
@@ -177,3 +178,38 @@ class _Reading:
                 except IntegrityError as error:
                     return None, str(error)
         return None, f"the manifest of step {pointer.step}, the newest, is another one than the pointer names"
+
+
+# -- archives --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRecord(Document):
+    """``config/archived.json``, written after the last deletion. ``keep``: ``latest`` or ``milestones``."""
+
+    KIND = "podwatch-archive"
+    FILE = "archived.json"
+
+    run_id: RunId
+    keep: Label
+    archived_at: At
+    host: Label = ""
+
+
+def record_key(keys: RunKeys) -> str:
+    return keys.evidence("config") + ArchiveRecord.FILE
+
+
+def archived_at(
+    store: Objects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float
+) -> float | None:
+    """When the run was archived; None if it was not, or a pod has continued it since: then a heartbeat or a claim is
+    newer. Raises RemoteError."""
+    try:
+        record = ArchiveRecord.from_bytes(read_or_none(store, record_key(keys), ArchiveRecord) or b"")
+        listed = next((item.wall for item in store.list(record_key(keys))), None)
+    except (IntegrityError, ObjectTooLarge):
+        return None
+    wall = record.archived_at if listed is None else listed
+    newest = max(now - beat.age if beat is not None else 0.0, claim[1] if claim is not None else 0.0)
+    return wall if wall is not None and record.run_id == keys.run_id and wall >= newest else None
