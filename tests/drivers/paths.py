@@ -15,7 +15,6 @@ import pytest
 
 import podwatch.system.files
 import podwatch.system.pinned_directories
-from podwatch.checkpoints import settle_time
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.shapes import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
@@ -280,7 +279,6 @@ def _begin(guard: Guard) -> None:
     """What a podwatch does before its first look."""
     found = guard.workspace.probe()
     quarantine.make_spare(found)
-    settle_time.probe(found.outside, found.tree)
     found.exposed()
 
 

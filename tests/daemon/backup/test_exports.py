@@ -78,7 +78,7 @@ def test_what_this_pod_does_not_have_is_not_due() -> None:
         StoredCheckpoint(15, "c"),
     )
     for finished in (False, True):
-        assert [due.saved.step for due in due_exports(stored, when="all", finished=finished)] == [10]
+        assert [due.saved.step for due in due_exports(stored, finished=finished)] == [10]
 
 
 async def test_what_is_still_written_waits_and_the_save_does_not(extra: World) -> None:
