@@ -74,7 +74,7 @@ def test_what_this_pod_does_not_have_is_not_due() -> None:
     """An incomplete checkpoint of the same step here would pass for it."""
     stored = (
         StoredCheckpoint(5, "a", milestone=True),
-        StoredCheckpoint(10, "b", here="own"),
+        StoredCheckpoint(10, "b", milestone=True, here="own"),
         StoredCheckpoint(15, "c"),
     )
     for finished in (False, True):
