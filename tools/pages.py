@@ -41,7 +41,7 @@ ELSEWHERE = {
 }
 """Severities that are computed: policy/lost_saves.py, recovery/restart.py, detection/verdict.py, detection/warnings.py.
 """
-RESTARTED = {*DEATHS, FindingKind.RESUMED_WRONG}
+RESTARTED = frozenset(DEATHS)
 
 README = ROOT / "README.md"
 SCREEN = ROOT / "tests" / "reporting" / "golden" / "status-after-recovery.txt"

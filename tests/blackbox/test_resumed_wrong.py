@@ -49,10 +49,8 @@ def test_it_is_critical_stops_that_trainer_and_keeps_what_it_would_have_overwrit
     assert steps_of(rig)[1] == newest
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue 44")
 @pytest.mark.parametrize("below", [1000, 7])
 def test_it_never_steps_back_because_the_trainer_ignored_its_argument(rig: Rig, elsewhere: Path, below: int) -> None:
-    """Seen today: the good checkpoint goes to quarantine, and the next start is told the one before."""
     daemon = rig.daemon(sync__store=f"file://{elsewhere}", sync__upload_gap="0s", **CUSTOM).start()
     running(daemon, rig, step=20)
     newest = stands(rig, daemon)

@@ -411,6 +411,28 @@ async def test_a_best_checkpoint_that_the_evaluation_at_the_end_pins_is_stored_t
     assert daemon.exit.first == 69, "the second final sync did not store it either"
 
 
+@pytest.mark.parametrize("of", ["what was before", "the end"])
+async def test_a_signal_while_the_hooks_run_ends_with_the_code_that_is_decided(journal: AsyncJournal, of: str) -> None:
+    """Not with 0, as if all was stored, and not with 86: the run is finished."""
+    daemon = Daemon(journal, phase=Phase.FINISHED, desired=Desired.FINISHED)
+    final = Final(daemon, ("the checkpoint of step 40",))
+
+    class Hooks:
+        async def owed(self) -> str:
+            reported = any(event == "run-ended" for event, _ in daemon.said)
+            return "the hook note" if of == "what was before" or reported else ""
+
+    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), hooks=cast(Any, Hooks()))
+    watching = asyncio.create_task(ending.watch())
+    await until(lambda: daemon.exit.waits_for)
+    assert "the hook note" in daemon.exit.waits_for
+    assert any(event == "run-ended" for event, _ in daemon.said) == (of == "the end")
+    daemon.exit.leave(0)
+    watching.cancel()
+    await ending.leaving()
+    assert daemon.exit.code == 69
+
+
 async def test_watch_ends_the_job_with_86(journal: AsyncJournal) -> None:
     daemon = Daemon(journal, standing=WATCH, phase=Phase.BLOCKED)
     began = daemon.clock.monotonic()

@@ -128,6 +128,24 @@ def test_it_runs_with_the_document_and_reports_its_result(tmp_path: Path) -> Non
     assert float(event.fields["seconds"] or 0) > 0
 
 
+def test_the_end_of_a_run_waits_for_what_was_reported_and_each_event_is_taken_once(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, gated(tmp_path, more="coalesce = false"))
+
+    async def main() -> None:
+        async with pod.hooks() as now:
+            now.saved(5, 10)
+            assert await asyncio.gather(*(now.hooks.owed() for _ in range(5))) == ["the hook eval"] * 5
+            await until(pod.seen.exists)
+            assert await now.hooks.owed()
+            (tmp_path / "gate").touch()
+            await until(lambda: len(pod.events) == 2)
+            await asyncio.sleep(0.1)
+            assert await now.hooks.owed() == ""
+
+    asyncio.run(main())
+    assert [event.fields["step"] for event in pod.events] == [5, 10]
+
+
 @pytest.mark.slow
 def test_a_slow_hook_runs_the_newest_only_or_each_as_configured(tmp_path: Path) -> None:
     for coalesce, steps, skipped in ((True, [5, 20], 2), (False, [5, 10, 15, 20], 0)):

@@ -228,9 +228,11 @@ def test_stepping_back_stops_when_every_checkpoint_fails_alike() -> None:
     assert backs == 2
 
 
-def test_resumed_wrong_steps_back_at_once() -> None:
+def test_a_wrong_resume_asks_and_is_not_tried_again_after_an_hour() -> None:
+    """Never a step back: the trainer ignored its argument, and no checkpoint is at fault."""
     history = succeeded(RestartHistory(), 0.0, RECOVERY)
-    assert fail(history, 5.0, kind=FindingKind.RESUMED_WRONG, loaded=True, made_step=True).step_back
+    decision = fail(history, 5.0, kind=FindingKind.RESUMED_WRONG, loaded=True, made_step=True)
+    assert (decision.action, decision.delay_seconds, decision.step_back) == (Action.GIVE_UP, 0.0, False)
 
 
 def test_a_new_pod_with_a_damaged_newest_set_goes_back_once() -> None:
@@ -287,7 +289,7 @@ def test_after_giving_up_there_is_one_try_an_hour_and_a_calm_period_forgives() -
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([EXIT, DEATH, HANG, FindingKind.RESUMED_WRONG]),
+            st.sampled_from([EXIT, DEATH, HANG]),
             st.floats(0, 4000),
             st.booleans(),
             st.booleans(),

@@ -486,19 +486,20 @@ async def test_numbers_that_count_saves_are_no_steps(world: World) -> None:
     assert (incident.resumed_step, incident.lost_steps) == (15, None)
 
 
-async def test_resumed_wrong_is_stopped_and_never_chosen_again(world: World) -> None:
+async def test_resumed_wrong_is_stopped_and_waits_for_a_person(world: World) -> None:
     podwatch = await running(world)
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(2)
     assert not podwatch.recovery.runner.acting, "one sighting is not enough"
     podwatch.see(3)
-    await podwatch.until(Phase.CONFIRMING)
-    assert world.plans[-1].step == 10
+    await podwatch.until(Phase.GAVE_UP)
+    assert world.plans[-1].step == 15, "no checkpoint is at fault: podwatch does not step back"
     assert 15 in podwatch.recovery.state.protect
     assert any(f.kind is FindingKind.RESUMED_WRONG for f in podwatch.recovery.findings())
-    podwatch.see(11)
-    assert [f.kind for f in podwatch.recovery.findings()] == [FindingKind.STEPPED_BACK]
+    world.clock.advance(7200)
+    podwatch.see()
+    assert podwatch.recovery.state.phase is Phase.GAVE_UP, "each further start would train the same steps again"
     await podwatch.leave()
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from tests.support import contract, own_times, warm
 
-PATIENCE = 3.0
-"""Times what a wait takes at most on a machine that does nothing else."""
+PATIENCE = float(os.environ.get("TESTS_PATIENCE", "3"))
+"""Times what a wait takes at most on a machine that does nothing else. A machine of a gate does more than one thing."""
 
 
 class DaemonProcess:

@@ -176,7 +176,7 @@ async def build_daemon(
     artifacts = make_post_mortem(parts, reload)
     final = FinalSync(parts, loops, host, artifacts)
     pod = PodEnder(parts.run.config, parts.recovery, host.exit, os.environ)
-    ending = EndOfRun(parts, host, final, parts.verdicts, pod, store_jobs, evaluations)
+    ending = EndOfRun(parts, host, final, parts.verdicts, pod, store_jobs, evaluations, hooks)
     outlets = Outlets(notifying, recorder, artifacts, ending, job, hooks, evaluations)
     return Daemon(host, parts, loops, status, memory, reload, store_jobs, commands, tick, outlets)
 

@@ -8,7 +8,7 @@ process: it ends the trainer and returns the code.
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from podwatch.daemon.end_pod import PodEnder
     from podwatch.daemon.store_jobs import StoreJobs
     from podwatch.hooks.evaluation import Evaluations
+    from podwatch.hooks.hook_runner import Hooks
 
 LOOK_SECONDS: Final = 1.0
 PROGRESS_SECONDS: Final = 60.0
@@ -233,16 +234,17 @@ class EndOfRun:
         pod: "PodEnder | None" = None,
         heartbeat: "StoreJobs | None" = None,
         evaluations: "Evaluations | None" = None,
+        hooks: "Hooks | None" = None,
     ) -> None:
         self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
-        self._heartbeat, self._evaluations = heartbeat, evaluations
+        self._heartbeat, self._evaluations, self._hooks = heartbeat, evaluations, hooks
         self._job = in_job(os.environ)
         self._process = os.environ.get(JOB_PROCESS, "") if self._job else ""
         self._stuck_since: float | None = None
         self._last: JobEnd | None = None
         """The end that ``leaving`` decided."""
         self._storing: JobEnd | None = None
-        """The decided end whose last data is being stored, or was; None for a finished run."""
+        """The decided end whose last data is being stored, or was."""
         self._look_again_at = float("-inf")
 
     @property
@@ -357,26 +359,37 @@ class EndOfRun:
         return self._parts.gang is not None or not withdrawn(end.outcome, self.situation(), standby)
 
     async def _evaluated(self) -> bool:
-        """Wait for the evaluation at the end, if this end takes the machine or podwatch away, for ``final_sync`` at
-        most. False if the run is no longer finished: an operator started it meanwhile. Several nodes do not wait: each
-        would hold the others."""
-        clock, host = self._parts.run.clock, self._host
+        """Wait for the evaluation at the end, if this end takes the machine or podwatch away. False if the run is no
+        longer finished: an operator started it meanwhile. Several nodes do not wait: each would hold the others."""
         if self._evaluations is None or self._parts.gang is not None or not self._leaves(Outcome.FINISHED):
             return True
-        end, told = clock.monotonic() + self._parts.settings.recovery.final_sync, ""
+        return await self._waited_for(self._evaluations.owed, Outcome.FINISHED, lambda: self.situation().finished)
+
+    async def _hooks_ran(self, end: JobEnd) -> bool:
+        """Wait for the hooks of what was reported, as ``_evaluated`` does for the evaluation."""
+        if self._hooks is None or not self._leaves(end.outcome):
+            return True
+        return await self._waited_for(self._hooks.owed, end.outcome, lambda: self._holds(end))
+
+    async def _waited_for(
+        self, owed: Callable[[], Awaitable[str]], outcome: Outcome, holds: Callable[[], bool]
+    ) -> bool:
+        """Wait until nothing is owed, for ``final_sync`` at most. False once the end does not hold any more."""
+        clock, host, ended = self._parts.run.clock, self._host, _ENDED.get(outcome, WITHOUT)
+        end, said = clock.monotonic() + self._parts.settings.recovery.final_sync, ""
         try:
-            while what := await self._evaluations.owed():
+            while what := await owed():
                 left = end - clock.monotonic()
-                if not self.situation().finished:
+                if not holds():
                     return False
                 if left <= 0:
-                    text = f"the run is finished; [recovery] final_sync is over, podwatch no longer waits for {what}"
+                    text = f"{ended}; [recovery] final_sync is over, podwatch no longer waits for {what}"
                     host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
                     return True
                 host.exit.waits_for = f"podwatch waits for {what}"
-                if what != told:
-                    told = what
-                    text = f"the run is finished; {host.exit.waits_for}, at most {left / 60:.0f} min"
+                if what != said:
+                    said = what
+                    text = f"{ended}; {host.exit.waits_for}, at most {left / 60:.0f} min"
                     host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(left))
                 await clock.sleep(LOOK_SECONDS)
         finally:
@@ -384,8 +397,13 @@ class EndOfRun:
         return True
 
     async def _conclude(self, end: JobEnd) -> bool:
-        """Returns whether podwatch exits with this end."""
+        """Report the end between the hooks of what came before it and its own, then end the machine or podwatch;
+        returns whether podwatch exits with this end."""
+        if end.outcome is Outcome.FINISHED:
+            self._storing = end  # a signal from here on ends podwatch with this end
         verdict = judge(await self._keep(end), job=self._job)
+        if not await self._hooks_ran(end):
+            return False
         self._host.exit.verdict = verdict
         # An operator knows that they stopped the run; on a plain pod, what podwatch stays for has findings of its own.
         expected = end.outcome is Outcome.STOPPED or not self._job
@@ -394,6 +412,8 @@ class EndOfRun:
         self._host.bus.say(
             EventName.RUN_ENDED, verdict.sentence, severity, outcome=str(verdict.outcome), exit_code=int(verdict.code)
         )
+        if not await self._hooks_ran(end):
+            return False
         if self._pod is not None and self._ends_pod(end.outcome):
             stored = await self._all_stored(end)
             await self._say_last()
@@ -455,7 +475,11 @@ class EndOfRun:
         other error is retried by init. During the final sync of a run that is not finished, the decided end counts: an
         engine must not run a job again that an operator stopped."""
         leaving = self._host.exit
-        if not self._job or leaving.verdict is not None:
+        if not self._job:
+            return
+        if leaving.verdict is not None:  # decided: what was still waited for does not change it
+            if leaving.first == 0 or leaving.preempted:
+                leaving.code = int(leaving.verdict.code)
             return
         if self._parts.gang is not None and self._parts.gang.over is not None:
             self._last = self._parts.gang.over

@@ -22,8 +22,8 @@ from podwatch.domain.finding import (
 
 OPERATOR = (
     FindingKind.SUPERSEDED,
-    FindingKind.GAVE_UP,
     FindingKind.RESUMED_WRONG,
+    FindingKind.GAVE_UP,
     FindingKind.FOREIGN_CHECKPOINTS,
     FindingKind.AMBIGUOUS_TRAINERS,
     FindingKind.UNGUARDED,
@@ -158,11 +158,12 @@ def fold(findings: Sequence[Finding], healing: Healing | None = None) -> tuple[F
     folded = FOLLOWS if healing is None else FOLLOWS_WHILE_HEALING
     consequences = [f for f in found if f is not cause and _follows(f, cause, folded)]
     leader = replace(cause, evidence=(*cause.evidence, *(_evidence(f) for f in consequences)))
-    operator = None if healing is None else _operator(found, cause)
+    asking = _asking(findings, cause)
     gone = {id(f) for f in (cause, *consequences)}
-    if operator is not None and healing is not None:
-        gone.add(id(operator))
-        summary = f"{_while_blocked(healing)}. {operator.summary}"
+    if asking and healing is not None:
+        operator, why = asking[0], [f for f in asking if f.key != cause.key][:1]
+        gone |= {id(f) for f in why}
+        summary = ". ".join([_while_blocked(healing), *(f.summary for f in why)])
         leader = replace(operator, summary=summary, evidence=(*operator.evidence, *leader.evidence))
     return (leader, *(f for f in found if id(f) not in gone))
 
@@ -180,10 +181,10 @@ def _follows(finding: Finding, cause: Finding, kinds: frozenset[FindingKind]) ->
     return finding.kind in DEATHS or finding.since >= cause.since - BEFORE_SECONDS
 
 
-def _operator(findings: Sequence[Finding], cause: Finding) -> Finding | None:
-    """The finding that blocks the restart until the operator acts, if any."""
+def _asking(findings: Sequence[Finding], cause: Finding) -> list[Finding]:
+    """The findings that block the restart until the operator acts, the one that leads first."""
     asking = [f for f in findings if f is not cause and f.kind in OPERATOR and f.severity is Severity.CRITICAL]
-    return min(asking, key=lambda f: (OPERATOR.index(f.kind), f.since, f.key), default=None)
+    return sorted(asking, key=lambda f: (OPERATOR.index(f.kind), f.since, f.key))
 
 
 def _evidence(finding: Finding) -> Evidence:

@@ -196,7 +196,7 @@ class Evaluations:
         found: tuple[Finding, ...] = ()
         if self._held_back and self.state.waiting and at - self._held_since > HELD_SECONDS:
             text = f"podwatch does not stop training to evaluate {policy.named(self.state.waiting)}: {self._held_back}"
-            fix = 'nothing, if that ends; else set [evaluation] gpus = "free" or "none"'
+            fix = 'if that does not end: free some disk space, or set [evaluation] gpus = "free" or "none"'
             found = (Finding(FindingKind.EVALUATION_WAITING, Severity.INFO, text, at, fix),)
         if self.state.failures < policy.FAILING_AFTER:
             return found
@@ -373,10 +373,15 @@ class Evaluations:
                 left = self._desk.disk.call(evaluation_files.remove, self.place, target.step, timeout=DISK_SECONDS)
                 await asyncio.shield(left)
 
-    async def _prepare(self, target: Target, *, patient: bool) -> Prepared | Result:
+    async def no_room(self) -> str:
+        """Why the disk has no room for an evaluation now; empty if it has, or cannot be read."""
         room = await self._site.room()
-        if room.free is not None and not policy.enough_room(room.free, room.needed):
-            text = f"the disk has {format_size(room.free)} free; {_KEPT.format(_size(room))}"
+        if room.free is None or policy.enough_room(room.free, room.needed):
+            return ""
+        return f"the disk has {format_size(room.free)} free; {_KEPT.format(_size(room))}"
+
+    async def _prepare(self, target: Target, *, patient: bool) -> Prepared | Result:
+        if text := await self.no_room():
             if patient:
                 raise NoRoom(text)
             return self._failed(target, text)

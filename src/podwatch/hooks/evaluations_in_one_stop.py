@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from podwatch.domain.errors import HostError, PodwatchError
+from podwatch.domain.snapshot import Desired
 from podwatch.policy import evaluation as policy
 from podwatch.policy.evaluation import Result, Target
 
@@ -143,9 +144,11 @@ class StoppedTraining:
                 await self._release(target)
         self._fetch_next(local)
         ready = policy.ready(owner.state, local, self._fetched)
-        refused = site.stop_refused()
-        owner.hold_back(refused)
         targets = policy.stop_for(owner.state, ready, self._desk.clock.wall(), site.desired)
+        refused = site.stop_refused()
+        if targets and not refused and site.desired is Desired.RUNNING:
+            refused = await owner.no_room()  # known before training stops for nothing
+        owner.hold_back(refused)
         if targets and not refused:
             await self._stop_for(targets)
         else:

@@ -129,6 +129,9 @@ class HookLine:
         self.running = ""
         self.reading: int | None = None
         """The step of the run in progress, whose checkpoint the command possibly reads."""
+        self._at_work = self._stuck = False
+        """Whether an occasion is being run, retries included; whether none can be, because its run cannot be
+        recorded."""
         self._cursor = self._read_to = 0
         self._pending: tuple[Occasion, ...] = ()
         self._interrupted: dict[str, Intent] = {}
@@ -186,12 +189,26 @@ class HookLine:
                 if one is None:
                     await self.wake.wait()
                     continue
-                await self.run(one, rest)
+                self._at_work = True
+                try:
+                    await self.run(one, rest)
+                finally:
+                    self._at_work = False
+                self._stuck = False
             except PodwatchError:
+                self._stuck = True
                 await self._desk.clock.sleep(JOURNAL_PAUSE)
             except Exception as error:  # an error here must not end the hook for good
                 self.failures, self.why = max(self.failures, FAILING_AFTER), f"internal error: {error!r}"[:200]
                 await self._desk.clock.sleep(JOURNAL_PAUSE)
+
+    async def owed(self) -> str:
+        """The occasion that runs or is to be run, as text; empty if none is, or none can be."""
+        with contextlib.suppress(PodwatchError):
+            await self._gather()
+        if self._stuck or not (self._at_work or self._pending):
+            return ""
+        return f"the hook {self.hook.name}"
 
     async def _gather(self) -> None:
         """Read the events since the last look."""
@@ -199,7 +216,9 @@ class HookLine:
         while len(self._pending) < MOST_PENDING or self.hook.coalesce:
             page = await journal.run(Journal.events, after_id=self._read_to, limit=PAGE)
             for event in page:
-                self._read_to = max(self._read_to, event.id)
+                if event.id <= self._read_to:
+                    continue  # another reader was faster: each event is taken once
+                self._read_to = event.id
                 milestone = "milestone" in self.hook.on and is_milestone(event)
                 one = occasion_of(event, self.hook.on, milestone=milestone)
                 if one is None or one.kind == "preempted" or one.id in self._done:  # ``Hooks.stop`` runs preempted
@@ -368,6 +387,11 @@ class Hooks:
                 self._preempted = event if event.fields.get("preempted") else None
             for line in self.lines:
                 line.wake.set()
+
+    async def owed(self) -> str:
+        """What the end of a run has to wait for, as text: hooks of what was reported so far. Empty if nothing."""
+        found = [await line.owed() for line in self.lines] if self._tasks else []
+        return ", ".join(what for what in found if what)
 
     def findings(self, at: float) -> tuple[Finding, ...]:
         return tuple(finding for line in self.lines for finding in line.findings(at))

@@ -18,6 +18,9 @@ back with its own tries (a new pod whose newest checkpoint is damaged).
 operator at once. So does a command that cannot be executed, unless it worked before: then its program may be on a
 volume that returns, and podwatch gives up by count and time only.
 
+**A wrong resume** (training began below the step that it was given, as a script does that ignores its argument) needs
+the operator: no checkpoint is at fault, and each further start would train the same steps again.
+
 **A step back** needs ``resume_attempts`` *proven* failed loads of the same step: the trainer had loaded (or its error
 names the checkpoint) and made no step. A start that never loaded is no evidence against the checkpoint; nor is a dead
 inference engine or a machine fault (CUDA error, XID, ECC, GPU lost, NCCL, no memory). After two different steps in one
@@ -73,7 +76,7 @@ MACHINE_FAULTS = frozenset({FindingKind.GPU_FAULT, FindingKind.GPU_LOST, Finding
 """Findings that show a machine fault while a start runs."""
 MACHINE_RULES = frozenset({"nccl", "cuda-out-of-memory"})
 """Log rules that show one. The rule for CUDA errors also matches a program's own assertion, so it is not among them."""
-_LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG, FindingKind.RESUMED_WRONG})
+_LOAD_FAILURE_KINDS = frozenset({FindingKind.TRAINER_EXITED, FindingKind.HANG})
 """Kinds of failure that a checkpoint can cause. A dead engine or a lost GPU cannot."""
 
 
@@ -155,10 +158,8 @@ def after_failure(history: RestartHistory, failure: Failure, settings: "Settings
         last_step_at=None,
     )
     allowed = MAX_STEP_BACKS_PER_STREAK if worked else 1
-    step_back = proven is not None and history.step_backs < allowed
-    step_back = step_back and (
-        failure.kind is FindingKind.RESUMED_WRONG or loads.get(proven or 0, 0) >= settings.trainer.resume_attempts
-    )
+    tries = 0 if proven is None else loads[proven]
+    step_back = tries >= settings.trainer.resume_attempts and history.step_backs < allowed
     if step_back:
         # The older step gets its own tries.
         history = replace(history, step_backs=history.step_backs + 1, tries_without_step=0)
@@ -169,6 +170,9 @@ def _decide(
     history: RestartHistory, failure: Failure, settings: "Settings", jitter: float, step_back: bool
 ) -> Decision:
     recovery = settings.recovery
+    if failure.kind is FindingKind.RESUMED_WRONG:
+        why = f"training did not continue from step {failure.resumed_from}, and another start would not either"
+        return replace(_give_up(history, failure, recovery, why, False), delay_seconds=0.0)
     if not failure.made_step and failure.kind is FindingKind.TRAINER_EXITED:
         meaning = deterministic(failure.last_lines)
         if meaning:
@@ -220,21 +224,15 @@ def _backoff(count: int, recovery: "RecoverySettings", jitter: float) -> float:
 def _proven_failed_load(failure: Failure) -> int | None:
     """The step whose load provably failed, or None."""
     step = failure.resumed_from
-    if step is None or (failure.made_step and failure.kind is not FindingKind.RESUMED_WRONG):
+    if step is None or failure.made_step or failure.kind not in _LOAD_FAILURE_KINDS or fault_of_machine(failure):
         return None
-    if failure.kind not in _LOAD_FAILURE_KINDS:
-        return None
-    if failure.kind is not FindingKind.RESUMED_WRONG and fault_of_machine(failure):
-        return None
-    if failure.loaded or failure.kind is FindingKind.RESUMED_WRONG:
+    if failure.loaded:
         return step
     return step if shows_failed_load((*failure.last_lines, failure.explained_by), step) else None
 
 
 def _why_back(failure: Failure) -> str:
     step = failure.resumed_from
-    if failure.kind is FindingKind.RESUMED_WRONG:
-        return f"training did not continue from step {step}"
     if failure.loaded:
         return f"training loaded step {step} and failed again before a new step"
     return f"loading step {step} failed again"
@@ -264,6 +262,8 @@ def broken_machine(failure: Failure, streak: int) -> str:
 def blame_of(failure: Failure, ever_worked: bool) -> Blame:
     """Whose fault a failure is. ``ever_worked``: the command has made a step, in this attempt or before."""
     said = failure.needs_person
+    if failure.kind is FindingKind.RESUMED_WRONG:
+        said = "it did not continue from the step that it was given"
     if not failure.made_step and failure.kind is FindingKind.TRAINER_EXITED:
         said = deterministic(failure.last_lines) or said
     return blame(deterministic=said, machine=fault_of_machine(failure), ever_worked=ever_worked)

@@ -88,6 +88,11 @@ class Attempt:
         self.made_step = self.made_step or fresh
         return fresh
 
+    @property
+    def counted_step(self) -> int | None:
+        """The newest step from which lost steps can be counted; None where only saves showed steps."""
+        return self.last_step if self.steps_read else None
+
     def _is_new(self, step: int) -> bool:
         if not self.known:
             return self.last_step is not None
@@ -375,7 +380,7 @@ class RecoveryContext:
         clock = self.tools.clock
         began = cause.since if attempt is None else max(cause.since, attempt.started_at)
         wall = clock.wall() - max(0.0, clock.monotonic() - began)
-        self.failure = OpenFailure(cause, self.watched, wall, attempt.last_step if attempt is not None else None)
+        self.failure = OpenFailure(cause, self.watched, wall, None if attempt is None else attempt.counted_step)
         return self.failure
 
     def healing(self) -> Healing | None:

@@ -181,7 +181,7 @@ class Operations:
             await self.failures.capture(incident.id, finding, handle, tails)
 
         await self.stops.stop_tree(handle, finding.summary, before=evidence)
-        seen = attempt.last_step if attempt is not None and attempt.steps_read else None
+        seen = None if attempt is None else attempt.counted_step
         self.context.forget()
         await self.wait_and_start(incident_id=incident.id, step_at_death=seen)
 
@@ -455,7 +455,7 @@ class Operations:
             FindingKind.RESUMED_WRONG,
             Severity.CRITICAL,
             summary,
-            "check the checkpoint and [trainer] resume_args; `podwatch start --step N` resumes from it anyway",
+            "check that the training script uses its resume argument ([trainer] resume_args), then `podwatch start`",
         )
         now = self.context.tools.clock.monotonic()
         await self.recover(Finding(FindingKind.RESUMED_WRONG, Severity.CRITICAL, summary, now, confirmed=True))
