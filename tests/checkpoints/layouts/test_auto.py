@@ -13,7 +13,7 @@ from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import choose, make_layout, recognised
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError
-from tests.support.layout_makers import run
+from tests.support.layout_makers import more, run
 from tests.support.layout_makers.core import MAKERS, hf, verl_fsdp
 
 
@@ -61,9 +61,12 @@ def test_known_by_its_command(command: str, layout: str, out: Path) -> None:
     assert named.chosen_because == ""
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS))
+EVERY = {**MAKERS, **more.MAKERS}
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
 def test_known_by_what_lies_in_the_directory(name: str, out: Path) -> None:
-    layout, maker = MAKERS[name]
+    layout, maker = EVERY[name]
     run(maker(out, 10))
     made = make_layout(settings(out, "bash", "unknown.sh"))
     assert made.name == layout
@@ -153,3 +156,14 @@ def test_words_in_arguments_are_no_program(out: Path) -> None:
 def test_no_command_breaks_the_parser(words: list[str]) -> None:
     assert Command(words).programs
     recognised(Site(Path("/nonexistent"), command=tuple(words)))
+
+
+def test_a_sign_on_disk_can_be_what_is_missing(out: Path) -> None:
+    """open-instruct saves accelerate's state and a marker of its own."""
+    run(more.MAKERS["accelerate"][1](out, 10))
+    (step,) = (path.parent for path in out.rglob("random_states_0.pkl"))
+    own = out / "step_10"
+    step.rename(own)
+    assert [r.layout for r in recognised(Site(out))] == ["accelerate"]
+    (own / "COMPLETED").write_text("COMPLETED")
+    assert [r.layout for r in recognised(Site(out))] == ["open-instruct"]
