@@ -169,8 +169,9 @@ class SaveExports(Document):
 
     def __post_init__(self) -> None:
         _check_names([file.name for file in self.files], ())
-        if any(file.size > EXPORT_BYTES or (self.complete and len(file.hashes) != 1) for file in self.files):
-            raise ValueError("files: one is too large, or has no hash")
+        for file in self.files:
+            if file.size > EXPORT_BYTES or len(file.hashes) > 1 or (self.complete and not file.hashes):
+                raise ValueError("files: one is too large, or has not the hash of its one object")
 
 
 def _file_keys(files: Iterable[FileEntry], identity: Collection[str]) -> set[tuple[str, str, int, int]]:
