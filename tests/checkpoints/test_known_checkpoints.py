@@ -3,11 +3,13 @@
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from podwatch.checkpoints import completeness_check
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue, InspectionUnanswered
 from podwatch.checkpoints.layout import Layout
@@ -457,6 +459,28 @@ def test_an_unreadable_set_is_never_called_incomplete(out: Path, monkeypatch: py
     found = bench.settle(10**6)[5]
     assert found.completeness is Completeness.WRITING
     assert "Input/output error" in found.reason
+
+
+def test_a_save_without_an_answer_is_not_called_damaged_by_what_is_not_listed(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system with errors lists less than there is, and its files give no answer."""
+    write_prime_rl_step(out, 5, "B")
+    bench = prime(out)
+    assert bench.settle()[5].complete
+    lost = next(path for path in (out / "checkpoints/step_5").rglob("*") if path.is_file())
+    lost.unlink()
+    real = Layout.judge
+
+    def unanswered(self: Layout, *given: object) -> Inspection:
+        judged = real(self, *given)  # type: ignore[arg-type]
+        return replace(judged, outcome=InspectionOutcome.UNKNOWN, reason="Input/output error")
+
+    monkeypatch.setattr(Layout, "judge", unanswered)
+    found = bench.settle(10**6)[5]
+    assert (found.completeness, found.unanswered > 0) == (Completeness.WRITING, True)
+    monkeypatch.undo()
+    assert bench.settle(10**6)[5].completeness is Completeness.DAMAGED, "once it has an answer"
 
 
 # -- cost -----------------------------------------------------------------------------------------------------------

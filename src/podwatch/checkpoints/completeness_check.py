@@ -217,7 +217,8 @@ class CompletenessChecker:
             # Its end is marked: nothing more comes.
             judgement = replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(seen.found, judgement))
-        before = self._records.of(seen.step)
+        # What has no answer says nothing of what is lost: a file system with errors lists less than there is.
+        before = None if judgement.unreadable else self._records.of(seen.step)
         if before is not None and judgement.deleted and is_left_of(before, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
             reason = f"it was deleted; what is left: {left}"

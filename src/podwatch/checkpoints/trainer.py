@@ -78,13 +78,15 @@ def trainer_from(
 ) -> Trainer:
     """A trainer as TOML has it. ``versions``: the tables of its other versions, whole. Raises ConfigurationError."""
     own = {key: value for key, value in values.items() if key not in _NOT_FILES}
-    rest: dict[str, Any] = {key: values[key] for key in _NOT_FILES if key in values and key != "command"}
-    rest["disk"] = [_with_lists(sign) for sign in rest.get("disk", ())]
-    if "log" in rest:
-        errors = [{**rule, "pattern": _expanded(rule["pattern"])} for rule in rest["log"].get("errors", ())]
-        rest["log"] = {**rest["log"], "errors": errors}
     tables = {name: own, **(versions or {})} if own else {}
+    if own.get("hook") == "prime-rl" and not versions:
+        raise ConfigurationError(f"layout {name}: hook = \"prime-rl\" is prime-rl's own", where=name)
     try:
+        rest: dict[str, Any] = {key: values[key] for key in _NOT_FILES if key in values and key != "command"}
+        rest["disk"] = [_with_lists(sign) for sign in rest.get("disk", ())]
+        if "log" in rest:
+            errors = [{**rule, "pattern": _expanded(rule["pattern"])} for rule in rest["log"].get("errors", ())]
+            rest["log"] = {**rest["log"], "errors": errors}
         return replace(
             Trainer.from_json({"name": name, **rest}, where=name),
             tables={key: table_from(key, table) for key, table in tables.items()},
@@ -92,6 +94,8 @@ def trainer_from(
         )
     except IntegrityError as error:
         raise ConfigurationError(f"layout {name}: {error.what}", where=name, fix=error.fix) from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a table that an operator or a package wrote
+        raise ConfigurationError(f"layout {name}: its table has another shape ({error!r})", where=name) from error
 
 
 def _with_lists(sign: Mapping[str, Any]) -> dict[str, Any]:

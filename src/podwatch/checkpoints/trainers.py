@@ -64,6 +64,12 @@ def trainer_of_operator(own: CustomLayoutSettings | None) -> Trainer:
             where="trainer.layout",
             fix="set parts (the directory of one step) and require (the files it must contain) there",
         )
+    if twice := sorted(own.table.keys() & type(own).model_fields.keys()):
+        raise ConfigurationError(
+            f"{', '.join(twice)} in the table of other keys would be ignored",
+            where="checkpoints.custom.table",
+            fix=f"write {twice[0]} in [checkpoints.custom] itself",
+        )
     values = {"reshards": True, "ends": "last" if own.last else "none", **own.table}
     values["parts"] = {name: [_any_zeros(path) for path in paths] for name, paths in own.parts.items()}
     values["require"] = [[glob] if isinstance(glob, str) else list(glob) for glob in (*own.require, *own.last)]
@@ -229,7 +235,8 @@ def concerns(settings: Settings) -> tuple[Concern, ...]:
 
 def _missing_rules(layout: Layout) -> tuple[Concern, ...]:
     table = layout.table
-    if table.require or table.last or table.trackers or layout.trainer.facts.hook:
+    named = any(tracker.proves and not tracker.target for tracker in table.trackers)
+    if table.require or table.last or named or table.hook:
         return ()
     what = (
         f"the table of layout {layout.name} names no file that a checkpoint must have and none that is written last: a"

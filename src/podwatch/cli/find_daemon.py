@@ -124,15 +124,17 @@ def _directories(environ: Mapping[str, str], hints: Hints) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             yield from sorted(root.iterdir())
     for root in _state_roots(environ, hints):
-        with contextlib.suppress(OSError):
-            yield from (link.resolve() for link in sorted(root.glob(f"*/{RUNTIME_LINK}")))
+        with contextlib.suppress(OSError, RuntimeError):  # a loop of links
+            yield from [link.resolve() for link in sorted(root.glob(f"*/{RUNTIME_LINK}"))]
 
 
 def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) -> list[Found]:
     """Every run with an endpoint file, running ones first. For a run found twice: the living one, else the first."""
     found: dict[str, Found] = {}
     for directory in _directories(environ, hints):
-        endpoint = read_endpoint(directory) if directory.is_dir() and _is_believed(directory) else None
+        endpoint = None
+        with contextlib.suppress(OSError):  # in a directory that this user cannot enter
+            endpoint = read_endpoint(directory) if directory.is_dir() and _is_believed(directory) else None
         if endpoint is None:
             continue
         candidate = Found(directory, endpoint, endpoint.alive())

@@ -11,6 +11,7 @@ from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.trainers import concerns, make_layout
 from podwatch.config.settings import CustomLayoutSettings, Settings
+from podwatch.domain.errors import ConfigurationError
 from tests.support.checkpoints import torch_zip_bytes
 
 
@@ -93,6 +94,30 @@ def test_rules_by_which_anything_is_a_checkpoint_are_named(
     (tmp_path / "ckpt_10.pt").touch()
     said = concerns(settings(tmp_path, parts="ckpt_{step}", **rules))
     assert [c.certain for c in said] == [True] * certain + [False], "and that the pattern matches nothing"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"require": [["model.pt"]]},  # written in the section itself, it would be ignored here
+        {"parts": {"other": ["x_{step}"]}},
+        {"log": {"errors": [{"meaning": "no memory"}]}},
+        {"log": "train.log"},
+        {"disk": ["checkpoints"]},
+        {"hook": "prime-rl"},
+        {"unheard": 1},
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_in_words(tmp_path: Path, table: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        make_layout(settings(tmp_path, parts="ckpt_{step}", last="done", table=table))
+
+
+@pytest.mark.parametrize(("proves", "said"), [(True, False), (False, True)])
+def test_a_tracker_that_proves_nothing_is_no_end(tmp_path: Path, proves: bool, said: bool) -> None:
+    table = {"trackers": [{"file": "latest", "content": "{step}", "proves": proves}]}
+    found = concerns(settings(tmp_path, parts="ckpt_{step}", table=table))
+    assert any("names no file that a checkpoint must have" in one.what for one in found) == said
 
 
 @pytest.mark.parametrize(
