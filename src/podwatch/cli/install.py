@@ -192,7 +192,7 @@ def _write(plan: Plan, key: Key) -> bool:
                 click.echo(f"unchanged {path}")
                 continue
             path.parent.mkdir(mode=0o755, exist_ok=True)
-            if by is Origin.FOREIGN:
+            if by is not Origin.ABSENT:  # an operator may have added to it
                 path.replace(path.with_name(f"{path.name}.old"))
                 click.echo(f"kept      {path}.old")
             atomic_write(path, text, 0o644)
