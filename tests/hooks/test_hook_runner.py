@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from podwatch.config.loading import load_text
+from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.hooks import hook_runner
@@ -148,6 +149,30 @@ def test_the_end_of_a_run_waits_for_what_was_reported_and_each_event_is_taken_on
 
     asyncio.run(main())
     assert [event.fields["step"] for event in pod.events] == [5, 10]
+
+
+def test_an_end_that_cannot_be_recorded_is_recorded_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next podwatch repeats a run that came to its end, or says that it was interrupted."""
+    pod = Pod(tmp_path, recording(tmp_path))
+    real, calls = Journal.record, []
+
+    def record(journal: Journal, key: str, value: Any) -> None:
+        calls.append(value)
+        if len(calls) == 3:  # a new hook is recorded, then the run, then its end
+            raise HostError("the disk is away")
+        real(journal, key, value)
+
+    monkeypatch.setattr(Journal, "record", record)
+
+    async def main() -> None:
+        async with pod.hooks() as now:
+            now.saved(5)
+            await until(lambda: len(calls) >= 4)
+            kept = await now.journal.run(Journal.learned, hook_runner.key_of("eval"))
+            assert (kept["running"], kept["done"]) == ([], ["checkpoint:5:s5"])
+
+    asyncio.run(main())
+    assert len(pod.ran()) == 1
 
 
 @pytest.mark.slow

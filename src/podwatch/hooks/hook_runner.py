@@ -142,6 +142,8 @@ class HookLine:
         self._at_work = self._stuck = False
         """Whether an occasion is being run, retries included; whether none can be, because its run cannot be
         recorded."""
+        self._unsaved = False
+        """The state could not be recorded: it is tried again, so that the next podwatch repeats nothing."""
         self._cursor = self._read_to = 0
         self._pending: tuple[Occasion, ...] = ()
         self._begun: dict[str, Occasion] = {}
@@ -174,7 +176,9 @@ class HookLine:
         failures = self.failures if failures is None else failures
         # The newest successes are remembered: an event that is reported again is not run again.
         kept = Kept(self._cursor, failures, self.why, tuple(self._done[-50:]), running)
+        self._unsaved = True
         await self._desk.journal.run(Journal.record, key_of(self.hook.name), kept.to_json())
+        self._unsaved = False
 
     # -- work
 
@@ -183,6 +187,8 @@ class HookLine:
         while True:
             try:
                 self.wake.clear()
+                if self._unsaved:
+                    await self._save()
                 await self._gather()
                 one, rest = next_of(self._pending, coalesce=self.hook.coalesce)
                 if one is None:
@@ -229,13 +235,13 @@ class HookLine:
 
     async def run(self, one: Occasion, rest: tuple[Occasion, ...], *, most_seconds: float | None = None) -> None:
         """Run it, with its retries. That it runs is recorded before the first attempt. What waited is then ``rest``."""
-        hook, before = self.hook, (self._cursor, self._pending)
+        hook, before = self.hook, self._cursor
         self._cursor, self._pending = max(self._cursor, one.event_id), rest
         self._begun[one.id] = one
         try:
             await self._save()
         except HostError:
-            self._cursor, self._pending = before
+            self._cursor, self._pending = before, (one, *self._pending)
             del self._begun[one.id]
             raise
         ok = False
