@@ -70,7 +70,7 @@ def test_the_end_of_a_process_with_a_role_by_the_operators_own_pattern(rig: Rig)
         trainer__layout="custom",
         trainer__command=command,
         trainer__resume_args="none",
-        **{"checkpoints.custom__processes": {"inference": [r"^sleep 987654$"]}},
+        **{"checkpoints.custom.processes__inference": [r"^sleep 987654$"]},
     ).start()
     confirmed(daemon)
     tree = psutil.Process(rig.trainer_pid)

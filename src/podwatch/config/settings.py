@@ -863,8 +863,7 @@ class Settings(Section):
     )
     hooks: tuple[HookSettings, ...] = Field(
         (),
-        description="tables with commands to run after an event, or by `podwatch check` (docs/hooks.md): name, on, "
-        "command, cwd, env_file, user, timeout, coalesce, retries",
+        description="tables with commands to run after an event, or by `podwatch check` (docs/hooks.md)",
     )
     evaluation: EvaluationSettings = EvaluationSettings()
     training: TrainingHealthSettings = TrainingHealthSettings()

@@ -59,7 +59,7 @@ def evaluation(directory: Path, **settings: object) -> str:
     script.write_text(EVALUATE)
     words = [sys.executable, str(script), "{checkpoint}", "{output}", str(directory / "evaluated")]
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
-    return f'[evaluation]\ncommand = {json.dumps(words)}\nreserve = "1MB"\n{lines}\n'
+    return f'[evaluation]\ncommand = {json.dumps(words)}\n{lines}\n'
 
 
 def config(directory: Path, output: Path, variant: str, port: int, store: Path) -> str:
@@ -175,7 +175,7 @@ def test_a_run_with_evaluations_ends_in_the_same_weights(
     subprocess.run(command(reference, variant, free_port()), check=True, cwd=tmp_path, capture_output=True, timeout=240)
     extra = {"every_steps": 15, "timeout": "2m", "gpus": gpus}
     with (daemon.config.parent / "test-times.toml").open("a") as times:
-        times.write(f'"evaluation.coalesce" = {json.dumps(gpus == "stop-training")}\n')
+        times.write(f'"evaluation.coalesce" = {json.dumps(gpus == "stop-training")}\n"evaluation.reserve" = "1MB"\n')
     daemon.config.write_text(daemon.config.read_text() + evaluation(tmp_path / "evaluation", **extra))
     daemon.start()
     finished = daemon.wait_event("trainer-finished", 400)
