@@ -597,7 +597,7 @@ class EvaluationSettings(Section):
         "none",
         description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops',
     )
-    gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
+    gpu_count: int = fixed(1, 'number of GPUs with gpus = "free"', ge=1)
     metric: str = Field(
         "",
         description='number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"',
