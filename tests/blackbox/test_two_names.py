@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.daemon import PATIENCE
 from tests.support.rig import alive, naming
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 90.0
+SECONDS = 30.0 * PATIENCE
 
 
 class Podwatch:

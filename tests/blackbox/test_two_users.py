@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.daemon import PATIENCE
 from tests.support.strangers import needs_root, public_directory
 
 pytestmark = [pytest.mark.slow, needs_root]
 
 NOBODY = 65534
-SECONDS = 30.0
+SECONDS = 10.0 * PATIENCE
 
 
 def as_user(uid: int) -> list[str]:
