@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from podwatch.domain import safe_links
@@ -51,6 +51,7 @@ def trees(draw: st.DrawFn) -> tuple[list[str], dict[str, str]]:
 
 
 @given(trees())
+@example((["b/a/a"], {"a": "b/a/a/.."}))
 def test_the_kernel_agrees(tree: tuple[list[str], dict[str, str]]) -> None:
     plain, targets = tree
     files, links = [file(p) for p in plain], [link(p, t) for p, t in targets.items()]
@@ -67,7 +68,9 @@ def test_the_kernel_agrees(tree: tuple[list[str], dict[str, str]]) -> None:
             (part / path).symlink_to(target)
         for path in targets:
             try:
-                real = os.path.realpath(part / path, strict=True)
+                found = os.open(part / path, os.O_PATH)  # os.path.realpath takes `file/..` for a directory
+                real = str(Path(f"/proc/self/fd/{found}").readlink())
+                os.close(found)
                 inside = Path(real) == part or part in Path(real).parents
                 assert (path in fine) == inside, f"{path} -> {real}"
             except OSError as error:

@@ -80,7 +80,7 @@ def trainer_from(
     own = {key: value for key, value in values.items() if key not in _NOT_FILES}
     tables = {name: own, **(versions or {})} if own else {}
     if own.get("hook") == "prime-rl" and not versions:
-        raise ConfigurationError(f"layout {name}: hook = \"prime-rl\" is prime-rl's own", where=name)
+        raise ConfigurationError(f'layout {name}: hook = "prime-rl" is prime-rl\'s own', where=name)
     try:
         rest: dict[str, Any] = {key: values[key] for key in _NOT_FILES if key in values and key != "command"}
         rest["disk"] = [_with_lists(sign) for sign in rest.get("disk", ())]

@@ -59,7 +59,7 @@ def evaluation(directory: Path, **settings: object) -> str:
     script.write_text(EVALUATE)
     words = [sys.executable, str(script), "{checkpoint}", "{output}", str(directory / "evaluated")]
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
-    return f'[evaluation]\ncommand = {json.dumps(words)}\n{lines}\n'
+    return f"[evaluation]\ncommand = {json.dumps(words)}\n{lines}\n"
 
 
 def config(directory: Path, output: Path, variant: str, port: int, store: Path) -> str:
