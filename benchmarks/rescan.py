@@ -18,9 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, memory_mib, parser, percentile, spread
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layout import Layout, Site
-from podwatch.checkpoints.trainers import KINDS, PrimeRLLayout
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 from podwatch.system.clock import SystemClock
+from tests.drivers.checkpoints import prime_rl_layout
 from tests.support.checkpoints import dcp_files, safetensors_bytes, torch_zip_bytes
 
 CPU_LIMIT_MS, MEMORY_LIMIT_MIB = 50.0, 5.0
@@ -37,7 +40,7 @@ def write_prime_rl(out: Path, steps: int, files: int) -> Layout:
         lay(out / "run_default" / "checkpoints" / name / "orchestrator", {"progress.pt": progress})
         lay(out / "run_default" / "broadcasts" / name, broadcast)
         lay(out / "checkpoints" / name / "trainer", trainer)
-    return PrimeRLLayout(out)
+    return prime_rl_layout(out)
 
 
 def write_dcp(out: Path, steps: int, files: int) -> Layout:
@@ -46,7 +49,7 @@ def write_dcp(out: Path, steps: int, files: int) -> Layout:
     for step in range(steps):
         lay(out / f"step_{step}", content)
         lay(out / f"samples-{step}", {"sample.txt": b"text"})
-    return KINDS["dcp"].make(Site(out))
+    return layout_of(all_trainers()["dcp"], Site(out))
 
 
 def lay(directory: Path, content: dict[str, bytes]) -> None:

@@ -92,12 +92,12 @@ run(send)
     "transfer child": """
 import tempfile
 from podwatch.store.objects.s3 import S3Access
-from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.store.transfer.job import TransferJob
 from podwatch.store.transfer.start import Transfer
 status, root = os.stat(path), os.open(os.path.dirname(path), os.O_RDONLY)
-file = MovedFile("part", os.path.basename(path), size, status.st_mtime_ns, 0o644, status.st_ino, status.st_dev)
-pieces = tuple(Piece(0, f"c/{at}", at, min(piece, size - at)) for at in range(0, size, piece))
-job = TransferJob("send", "s3://%s", (file,), pieces, {"part": root}, sent=tempfile.mktemp(), connections=4)
+file = FileEntry(os.path.basename(path), "part", size, status.st_mtime_ns, 0o644, status.st_ino, status.st_dev)
+job = TransferJob("send", "s3://%s", "c/", (file,), piece, {"part": root}, sent=tempfile.mktemp(), connections=4)
 began = time.monotonic()
 Transfer(job).run(S3Access("AKTEST000000", "secretsecret", endpoint=url, region="us-east-1", ca=ca or ""), id)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)

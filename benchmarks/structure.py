@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measuring import Figures, parser, percentile, spread
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.system.clock import SystemClock
+from tests.drivers.checkpoints import prime_rl_layout
 from tests.support import checkpoints as real
 
 LIMIT = 0.5
@@ -106,7 +106,7 @@ def main() -> int:
         figures = Figures(f"structural check of a set of {size / 1e9:.0f} GB")
         judged, verified, judged_cpu, verified_cpu = [], [], [], []
         for _ in range(5 if args.quick else 20):
-            catalogue = Catalogue(PrimeRLLayout(out), SystemClock(), settle=0.0, settle_weak=0.0)
+            catalogue = Catalogue(prime_rl_layout(out), SystemClock(), settle=0.0, settle_weak=0.0)
             began, spent = time.perf_counter(), cpu()
             catalogue.rescan()
             judged.append(time.perf_counter() - began)

@@ -105,7 +105,7 @@ def facts(kind: FindingKind) -> str:
     """What the code knows of this kind, as the line below its heading."""
     topic = topic_of(Finding(kind, Severity.CRITICAL, "", 0.0))
     said = [", ".join(severities()[kind])]
-    if topic != "findings" and severities()[kind] != ("info",):  # notes are never sent
+    if topic != "findings" and "critical" in severities()[kind]:
         said.append(f"notice `{topic}`")
     judges = [f"[{d.name}](detection.md#{d.name})" for d in RULES if kind in d.kinds]
     if judges:

@@ -124,14 +124,15 @@ def podwatch() -> Downloader:
 def fetch_with_podwatch(url: str, target: str, listed: str) -> tuple[float, float]:
     """Seconds, and the child's peak in MiB. Every file of the service is an object with one hash."""
     from benchmarks.measuring.sending import access_of, run_transfer
-    from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+    from podwatch.domain.checkpoint import FileEntry
+    from podwatch.store.transfer.job import TransferJob
 
     rows = [(name, size, digest) for name, _, size, (digest,) in json.loads(Path(listed).read_text())]
-    files = tuple(MovedFile("trainer", name, size, 1) for name, size, _ in rows)
-    wanted = tuple(Piece(n, PREFIX + name, 0, size, f"sha1:{digest}") for n, (name, size, digest) in enumerate(rows))
+    part = PREFIX.rstrip("/")
+    files = tuple(FileEntry(name, part, size, 1, hashes=(f"sha1:{digest}",)) for name, size, digest in rows)
     store, root = f"b2://{BUCKET}", os.open(target, os.O_RDONLY | os.O_DIRECTORY)
     began = time.monotonic()
-    peak = run_transfer(TransferJob("fetch", store, files, wanted, {"trainer": root}), access_of(url, store))
+    peak = run_transfer(TransferJob("fetch", store, "", files, 1 << 40, {part: root}), access_of(url, store))
     seconds = time.monotonic() - began
     os.close(root)
     return seconds, peak

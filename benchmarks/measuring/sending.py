@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measuring import MIB, memory_mib
-from podwatch.store.keys import pieces
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.store.objects.b2 import B2Access
 from podwatch.store.objects.s3 import S3Access
-from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+from podwatch.store.transfer.job import TransferJob
 from podwatch.store.transfer.start import Transfer
 
 PIECE_SIZE = 100_000_000
@@ -66,23 +66,14 @@ class Sending:
 
     @contextmanager
     def job(self) -> Iterator[TransferJob]:
-        files, wanted = list[MovedFile](), list[Piece]()
-        for number, path in enumerate(self.paths):
-            found = path.stat()
-            files.append(
-                MovedFile(
-                    "trainer", path.name, found.st_size, found.st_mtime_ns, 0o644, found.st_ino, found.st_dev
-                )
-            )  # fmt: skip
-            root = f"run/podwatch/step_1/{self.name}/"
-            wanted += [
-                Piece(number, root + one.name, one.offset, one.size)
-                for one in pieces(f"trainer/{path.name}", found.st_size, PIECE_SIZE)
-            ]
+        found = [(path.name, path.stat()) for path in self.paths]
+        files = tuple(
+            FileEntry(name, "trainer", s.st_size, s.st_mtime_ns, 0o644, s.st_ino, s.st_dev) for name, s in found
+        )
         root_of_files = os.open(self.paths[0].parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             yield TransferJob(
-                "send", self.store, tuple(files), tuple(wanted), {"trainer": root_of_files},
+                "send", self.store, f"run/podwatch/step_1/{self.name}/", files, PIECE_SIZE, {"trainer": root_of_files},
                 sent=str(self.home / f"sent.{self.name}"), connections=self.connections, nice=self.nice,
             )  # fmt: skip
         finally:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether a local model directory can be trained and served: a command for `[[checks]]` (docs/hooks.md), offline.
+"""Whether a local model directory can be trained and served: a command for a hook on `check` (docs/hooks.md), offline.
 
     verify_model.py DIRECTORY [--tools] [--render]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from podwatch.domain.snapshot import Reading, observed
-from podwatch.sensors.base import Poller
+from podwatch.sensors.base import PolledSensor
 from podwatch.system.clock import Clock
 
 
@@ -14,21 +14,11 @@ class LoadSample:
     running: float
 
 
-class LoadSensor:
+class LoadSensor(PolledSensor[float, LoadSample]):
     name = "load"
 
     def __init__(self, clock: Clock, poll: float = 10.0) -> None:
-        self._clock = clock
-        self._poller: Poller[float, LoadSample] = Poller(self.name, clock, self, poll=poll, deadline=5.0)
-
-    async def start(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
-
-    def latest(self) -> Reading[LoadSample]:
-        return self._poller.latest()
+        super().__init__(clock, poll=poll, deadline=5.0)
 
     def prepare(self) -> Callable[[], float]:  # on the event loop
         return self._look

@@ -2,10 +2,9 @@
 
     [notify]
     command = ["/usr/bin/python3", "/root/pagerduty.py", "/root/.config/podwatch/pagerduty-key"]
-    command_severity = "critical"
 
 The file holds the integration key of the service; mode 0600. Standard library only. Exit 0 only if PagerDuty accepted
-the event.
+the event, or it needs nobody.
 """
 
 import json
@@ -35,7 +34,10 @@ def event(notice: dict, key: str) -> dict:
 
 def main() -> int:
     key = Path(sys.argv[1]).read_text().strip()
-    body = json.dumps(event(json.load(sys.stdin), key)).encode()
+    notice = json.load(sys.stdin)
+    if notice["severity"] != "critical" and notice["change"] != "closed":
+        return 0  # nobody is woken by it; the end of an alert that is not open is ignored there
+    body = json.dumps(event(notice, key)).encode()
     request = urllib.request.Request(URL, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=15) as answer:
         print(f"HTTP {answer.status}")

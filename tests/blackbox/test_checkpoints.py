@@ -25,7 +25,7 @@ def test_what_the_daemon_says_of_its_checkpoints(rig: Rig) -> None:
     newest = max(step for step, s in sets.items() if s["completeness"] == "complete")
     assert "newest complete" in sets[newest]["held_by"]
     assert (found["remote"], found["store_url"]) == ([], "")
-    assert set(found["capabilities"]) == {"filesystem", "slow", "holes", "inotify"}
+    assert set(found["capabilities"]) == {"filesystem", "slow", "inotify"}
     assert found["capabilities"]["slow"] is False
     told = status(daemon)["daemon"]
     assert told["capabilities"] == found["capabilities"]

@@ -57,7 +57,7 @@ class Pod:
         lines += [f"{key} = {json.dumps(value)}" for key, value in trainer.items()]
         lines += [f'env = {{ PATH = "{path}" }}']
         if self.row["layout"] == "custom":
-            lines += ['[checkpoints.custom]\nstep_dir = "step_{step}"\nrequired = ["model.bin"]\nlast = "DONE"']
+            lines += ['[checkpoints.custom]\nparts = "step_{step}"\nrequire = ["model.bin"]\nlast = "DONE"']
         return "\n".join(lines) + "\n"
 
     def filled(self, words: list[str], step: int = 0) -> list[str]:
@@ -104,7 +104,7 @@ def test_the_plan_of_a_restart_has_the_same_command(rig: Rig, name: str) -> None
     checkpoint.mkdir(parents=True)
     for file in ("model.bin", "DONE"):
         (checkpoint / file).write_bytes(b"bytes")
-    custom = {"step_dir": "step_{step}", "required": ["model.bin"], "last": "DONE"}
+    custom = {"parts": "step_{step}", "require": ["model.bin"], "last": "DONE"}
     settings = {f"checkpoints.custom__{key}": value for key, value in custom.items()}
     daemon = rig.daemon(
         mode="observe", trainer__layout="custom", trainer__command=row["command"],

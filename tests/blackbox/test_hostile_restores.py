@@ -92,12 +92,10 @@ def test_a_link_that_leads_out_or_deceives(pod: BarePod, name: str) -> None:
 
 
 def lie(**fields: Any) -> Change:
-    """The last file's fields; ``total_bytes`` follows its size, so that only the objects contradict."""
+    """The last file's fields."""
 
     def change(document: dict[str, Any]) -> None:
         document["files"][-1] |= fields
-        if isinstance(fields.get("size"), int):
-            document["total_bytes"] = sum(file["size"] for file in document["files"])
 
     return change
 
@@ -117,7 +115,6 @@ LIES: dict[str, Change] = {
     "hash: none": lie(hashes=[]),
     "hash: a line behind it": lie(hashes=["sha1:" + "0" * 40 + "\n"]),
     "hashes: of two pieces": lambda d: lie(hashes=d["files"][-1]["hashes"] * 2)(d),
-    "total": lambda d: d.update(total_bytes=d["total_bytes"] + 1),
     "piece size: none": lambda d: d.update(piece_size=0),
     "piece size: tiny": lambda d: d.update(piece_size=1),
     "one name twice": lambda d: d["files"].append(d["files"][0]),
@@ -159,7 +156,7 @@ def test_a_manifest_that_is_none(pod: BarePod, name: str) -> None:
 
 def test_a_manifest_without_files_is_no_checkpoint(pod: BarePod) -> None:
     """It would be restored: 0 B, every size and hash verified; and the whole one before it would not be used."""
-    pod.bucket.forge(lambda document: document.update(files=[], total_bytes=0))
+    pod.bucket.forge(lambda document: document.update(files=[]))
     pod.falls_back()
 
 
@@ -182,7 +179,6 @@ def test_names_that_differ_in_case_or_spelling_only_stay_two_files(pod: BarePod)
 
     def change(document: dict[str, Any]) -> None:
         document["files"] += [like | {"path": path} for path in twins]
-        document["total_bytes"] += like["size"] * len(twins)
 
     pod.bucket.forge(change)
     done = pod.podwatch.command("restore", "--step", str(NEWEST), "--to", str(pod.target))

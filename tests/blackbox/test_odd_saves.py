@@ -13,7 +13,7 @@ from tests.support.rig import Rig
 from tests.support.store_layout import newest_pointer
 
 pytestmark = pytest.mark.slow
-NO_RULE = {name: value for name, value in CUSTOM.items() if name.rpartition("__")[2] not in ("required", "last")}
+NO_RULE = {name: value for name, value in CUSTOM.items() if name.rpartition("__")[2] not in ("require", "last")}
 """``custom`` as an operator writes it who knows only where the steps are."""
 
 

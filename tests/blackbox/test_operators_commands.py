@@ -50,9 +50,9 @@ command = ["true"]
         return {line["name"]: (line["level"], f"{line['text']} {line.get('fix', '')}") for line in lines}
 
     def run_check(self, more: str = "", user: str = "nobody") -> tuple[str, str]:
-        """The result of one [[checks]] that says who it is, and where."""
+        """The result of one hook on ``check`` that says who it is, and where."""
         shown = '["sh", "-c", "echo uid=$(id -u) home=$HOME in $PWD; exit 10"]'
-        lines = self.check(f'[[checks]]\nname = "who"\ncommand = {shown}\n{more}', user)
+        lines = self.check(f'[[hooks]]\nname = "who"\non = ["check"]\ncommand = {shown}\n{more}', user)
         (found,) = (line for name, line in lines.items() if "who" in name)
         return found
 
@@ -106,7 +106,7 @@ def test_as_root_it_runs_nothing_of_the_training_user(pod: Pod, command: list[st
         path.chmod(0o755)
     words = [word.format(theirs=pod.theirs, root=pod.root, python=sys.executable) for word in command]
     env = f'env = {{ PATH = "{pod.theirs}:/usr/bin:/bin", PYTHONPATH = "{pod.theirs}" }}'
-    lines = pod.check(f'{env}\n[[checks]]\nname = "who"\nuser = "root"\ncommand = {json.dumps(words)}')
+    lines = pod.check(f'{env}\n[[hooks]]\nname = "who"\non = ["check"]\nuser = "root"\ncommand = {json.dumps(words)}')
     assert any("who" in name for name in lines), "it was examined"
     assert not (pod.root / "ran").exists()
 

@@ -58,7 +58,7 @@ def test_a_step_line_of_the_operators_own(rig: Rig) -> None:
         rig,
         trainer__layout="custom",
         trainer__resume_args="none",
-        **{"checkpoints.custom__step_dir": "ckpt_{step}", "checkpoints.custom__step_line": line},
+        **{"checkpoints.custom__parts": "ckpt_{step}", "checkpoints.custom__step_line": line},
     )
     daemon.wait_for(lambda: status(daemon)["training"]["step"] == 900_000, 30, "steps from the pattern")
 
@@ -70,7 +70,7 @@ def test_the_end_of_a_process_with_a_role_by_the_operators_own_pattern(rig: Rig)
         trainer__layout="custom",
         trainer__command=command,
         trainer__resume_args="none",
-        **{"checkpoints.custom__inference_processes": [r"^sleep 987654$"]},
+        **{"checkpoints.custom.processes__inference": [r"^sleep 987654$"]},
     ).start()
     confirmed(daemon)
     tree = psutil.Process(rig.trainer_pid)

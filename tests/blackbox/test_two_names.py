@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.daemon import PATIENCE
 from tests.support.rig import alive, naming
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 90.0
+SECONDS = 30.0 * PATIENCE
 
 
 class Podwatch:
@@ -35,7 +36,7 @@ output_dir = "{output}"
 cwd = "{root}"
 command = ["sh", "-c", "echo $$ >> starts; exec sleep 987"]
 [checkpoints.custom]
-step_dir = "step_{{step}}"
+parts = "step_{{step}}"
 [http]
 port = 0
 """)

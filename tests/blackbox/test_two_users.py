@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.daemon import PATIENCE
 from tests.support.strangers import needs_root, public_directory
 
 pytestmark = [pytest.mark.slow, needs_root]
 
 NOBODY = 65534
-SECONDS = 30.0
+SECONDS = 10.0 * PATIENCE
 
 
 def as_user(uid: int) -> list[str]:
@@ -47,7 +48,7 @@ cwd = "{root}/pod"
 command = ["sh", "-c", "echo {name} >> starts; exec sleep 987"]
 {'user = "nobody"' if uid == 0 else ""}
 [checkpoints.custom]
-step_dir = "step_{{step}}"
+parts = "step_{{step}}"
 [http]
 port = 0
 """)

@@ -140,7 +140,7 @@ def test_checkpoints_that_are_never_complete_are_one_finding_critical_because_no
     rig: Rig, elsewhere: Path
 ) -> None:
     """The rule asks for a file that this trainer never writes: training looks well, and nothing is kept."""
-    custom = {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"]}
+    custom = {"parts": "checkpoints/step_{step}", "require": ["model.bin"]}
     daemon = rig.daemon(
         sync__store=f"file://{elsewhere}",
         trainer__layout="custom",
@@ -156,7 +156,7 @@ def test_checkpoints_that_are_never_complete_are_one_finding_critical_because_no
     assert "by the rule of layout 'custom'" in said["summary"]
     assert "model.bin is missing" in said["summary"]
     assert "nothing of this run is in the store" in said["summary"]
-    assert "[checkpoints.custom] required" in said["suggestion"]
+    assert "[checkpoints.custom] require" in said["suggestion"]
     found = document(daemon)
     assert (found["training"]["state"], found["overall"]) == ("running", "critical")
     assert [r["kind"] for r in found["reasons"]] == [kind]

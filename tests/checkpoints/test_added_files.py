@@ -8,9 +8,10 @@ import pytest
 
 from podwatch.checkpoints import known_checkpoints as catalogues
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layout import Site
 from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 from podwatch.domain.checkpoint import Completeness
 from tests.checkpoints.test_known_checkpoints import SETTLE, WEAK, Bench
 from tests.drivers.checkpoints import hf_layout
@@ -112,7 +113,7 @@ def test_two_directories_of_one_step(layout: str, golden: str, name: str, twin: 
     """One would be stored and both be removed: so neither is, until it is told which one counts."""
     for place in (name, twin):
         shutil.copytree(Path(__file__).parent / "golden" / golden, tmp_path / place)
-    bench = Bench(KINDS[layout].make(Site(tmp_path)))
+    bench = Bench(layout_of(all_trainers()[layout], Site(tmp_path)))
     (found,) = bench.settle().values()
     assert found.completeness is Completeness.WRITING, "never removed"
     assert "move one of them away" in found.reason

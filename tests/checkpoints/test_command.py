@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from podwatch.checkpoints.command import Command, without_settings, without_words
 from podwatch.checkpoints.command_files import LARGEST, plain_yaml
-from podwatch.checkpoints.command_table import all_commands
+from podwatch.checkpoints.shapes import Site
 from podwatch.checkpoints.shell_words import shell_commands
-from podwatch.checkpoints.trainers import KINDS, Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 
 YAML = """
 # the run
@@ -130,7 +131,7 @@ def test_a_shell_line_needs_a_name_before_its_first_argument(argv: list[str], na
 )
 def test_one_recogniser_sees_through_every_wrapper(argv: str, layout: str) -> None:
     command = Command(shlex.split(argv))
-    found = [name for name, table in all_commands().items() if table.recognised(name, command, certain=True)]
+    found = [name for name, t in all_trainers().items() if t.command.recognised(name, command, certain=True)]
     assert found == ([layout] if layout else [])
 
 
@@ -197,8 +198,8 @@ def test_no_text_breaks_the_reading_of_yaml(text: str) -> None:
 )
 def test_no_words_break_a_layout(words: list[str]) -> None:
     site = Site(Path("/nonexistent/out"), command=tuple(words))
-    for kind in KINDS.values():
+    for kind in all_trainers().values():
         if kind.name != "custom":
-            layout = kind.make(site)
+            layout = layout_of(kind, site)
             assert layout.target_step(words) is None or words
             assert layout.processes(words) is None

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from podwatch.checkpoints.inspection import Inspection
 from podwatch.checkpoints.inspector import INSPECTOR, Inspector
-from podwatch.checkpoints.rules import CheckpointInspection
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.table import TrainerTable
-from podwatch.checkpoints.table_layout import TableLayout
 from tests.drivers.checkpoints import Catalogue, Completeness, catalogue_of, judge, one_reader, open_layout
 from tests.support.checkpoints import ManualClock
 from tests.support.layout_checks import age
@@ -98,7 +98,7 @@ def test_an_unchanged_checkpoint_is_not_inspected_again(tmp_path: Path, monkeypa
     asked: list[int] = []
     real = Inspector.inspect
 
-    def inspect(self: Inspector, table: TrainerTable, step: int, *others: Any) -> CheckpointInspection:
+    def inspect(self: Inspector, table: TrainerTable, step: int, *others: Any) -> Inspection:
         asked.append(step)
         return real(self, table, step, *others)
 
@@ -130,8 +130,8 @@ def test_a_child_that_is_killed_condemns_nothing(pod: Pod, monkeypatch: pytest.M
 
 def test_one_that_takes_too_long_is_not_read_again_at_once(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.save(20)
-    monkeypatch.setattr("podwatch.checkpoints.table_layout._SLOW", -1.0)
-    monkeypatch.setattr("podwatch.checkpoints.table_layout._PATIENCE", 1e6)
+    monkeypatch.setattr("podwatch.checkpoints.layout._SLOW", -1.0)
+    monkeypatch.setattr("podwatch.checkpoints.layout._PATIENCE", 1e6)
     asked: list[int] = []
 
     def late(_self: Inspector, _line: bytes, _seconds: float) -> bytes:
@@ -145,7 +145,7 @@ def test_one_that_takes_too_long_is_not_read_again_at_once(pod: Pod, monkeypatch
 
 def test_a_new_look_reads_again_what_has_the_same_size_and_time(pod: Pod) -> None:
     layout = open_layout("hf", pod.out)
-    assert isinstance(layout, TableLayout)
+    assert isinstance(layout, Layout)
     assert layout.inspector is INSPECTOR
     found = judge(layout, 10)
     assert found is not None

@@ -3,27 +3,30 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from podwatch.checkpoints import known_checkpoints as catalogues
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.checkpoints.settle_time import kind_of
-from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
-from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader
+from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader, prime_rl_layout
 from tests.support.checkpoints import (
     ManualClock,
     finish,
     hf_operations,
     prime_rl_operations,
     take,
+    torch_zip_bytes,
     write_hf_step,
     write_prime_rl_step,
 )
@@ -63,14 +66,14 @@ def make_hf(out: Path) -> Layout:
 
 def make_prime_rl(out: Path) -> Layout:
     write_prime_rl_step(out, 10)
-    return PrimeRLLayout(out)
+    return prime_rl_layout(out)
 
 
 def make_custom(out: Path) -> Layout:
     (out / "ckpt_10").mkdir(parents=True)
     for name in ("model.bin", "optimizer.bin"):
         (out / "ckpt_10" / name).write_bytes(b"weights of " + name.encode())
-    return custom_layout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("model.bin",)))
+    return custom_layout(out, CustomLayoutSettings(parts="ckpt_{step}", require=("model.bin",)))
 
 
 @pytest.mark.parametrize("make", [make_hf, make_prime_rl, make_custom])
@@ -104,6 +107,46 @@ def test_what_an_earlier_podwatch_knew_is_known(out: Path, make: Any, monkeypatc
     assert not changed.complete, "another save by its times"
 
 
+@pytest.mark.parametrize("make", [make_hf, make_prime_rl, make_custom])
+def test_what_was_said_of_ended_writers_holds_for_the_same_files(out: Path, make: Any) -> None:
+    """The rescan of the loop comes between those of a restart, and says nothing of the writers."""
+    found = Catalogue(make(out), ManualClock(), settle=5.0, settle_weak=60.0, settle_tracker=15.0)
+    found.rescan(writers_ended=True)
+    assert not found.sets[-1].complete
+    for _ in range(3):
+        found.rescan(list_again=True)
+        assert found.sets[-1].complete
+    file = next(p for p in sorted(out.rglob("*")) if p.is_file() and p.stat().st_size > 8)
+    os.utime(file, ns=(1, time.time_ns()))
+    found.rescan(list_again=True)
+    assert found.rescan(list_again=True)[-1].settles_in is not None, "somebody writes again"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(["look", "said", "added", "other save", "other form", "later"]), max_size=10))
+def test_no_rescan_takes_a_settled_save_back(tmp_path_factory: pytest.TempPathFactory, events: list[str]) -> None:
+    out, clock = tmp_path_factory.mktemp("out"), ManualClock()
+    for step in (5, 10):
+        write_hf_step(out, step)
+    found = Catalogue(hf_layout(out), clock, settle=5.0, settle_weak=60.0, settle_tracker=15.0)
+    for _ in range(2):
+        found.rescan(writers_ended=True)
+    with one_reader():
+        for number, event in enumerate(events):
+            if event == "added":
+                (out / "checkpoint-10" / f"evaluation_{number}.txt").write_text("0.5")
+            if event == "other save":
+                write_hf_step(out, 100 + number)
+            if event == "other form":
+                write_hf_step(out, 200 + number)
+                (out / f"checkpoint-{200 + number}" / "scaler.pt").write_bytes(torch_zip_bytes({"scale": 1}))
+            if event == "later":
+                clock.advance(700.0)
+            found.rescan(writers_ended=event == "said", list_again=True)
+            states = {s.step: s.completeness for s in found.sets}
+            assert (states[5], states[10]) == (Completeness.COMPLETE, Completeness.COMPLETE), (event, states)
+
+
 def test_ended_writers_prove_nothing_on_a_network_volume(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This client may show what another one wrote seconds later."""
     monkeypatch.setattr(catalogues, "slow_to_show", lambda _: True)
@@ -118,7 +161,7 @@ def test_a_save_that_was_cut_off_anywhere_is_never_complete(out: Path, variant: 
         for count in range(1, total):
             shutil.rmtree(out)
             done = take(prime_rl_operations(out, 10, variant, ranks=2), count)
-            sets = [s for s in [look_or_none(PrimeRLLayout(out))] if s is not None]
+            sets = [s for s in [look_or_none(prime_rl_layout(out))] if s is not None]
             assert not any(s.complete for s in sets), f"stopped after {done[-1]}"
 
 

@@ -17,9 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.scan import scan_part
-from podwatch.checkpoints.trainers import KINDS, Layout, Site, recognised
-from tests.drivers.checkpoints import Judgement, file_problem, judge, one_reader, open_layout, values_in_torch_file
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of, recognised
+from tests.drivers.checkpoints import Inspection, file_problem, judge, one_reader, open_layout, values_in_torch_file
 from tests.support.golden import GOLDEN
 
 pytestmark = pytest.mark.slow
@@ -157,7 +160,7 @@ def test_dcp_indexes_in_the_child(tmp_path: Path, data: bytes) -> None:
     assert found.whole or found.reason
 
 
-def judged_index(place: Path, data: bytes) -> Judgement:
+def judged_index(place: Path, data: bytes) -> Inspection:
     (place / "step_5").mkdir(exist_ok=True)
     (place / "step_5" / "__0_0.distcp").write_bytes(bytes(6692))
     (place / "step_5" / ".metadata").write_bytes(data)
@@ -222,7 +225,7 @@ def test_the_stub_unpickler_reads_plain_values_as_they_are(value: object) -> Non
 def test_trackers(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "latest_checkpointed_iteration.txt"
     file.write_bytes(data)
-    pinned = KINDS["verl"].make(Site(file.parent)).pinned()
+    pinned = layout_of(all_trainers()["verl"], Site(file.parent)).pinned()
     assert all(data.strip() == str(step).encode() for step in pinned)
 
 
@@ -233,7 +236,7 @@ def test_markers_of_the_trainer(tmp_path: Path, state: object, cut: int) -> None
     place = tmp_path / "checkpoint-5"
     place.mkdir(exist_ok=True)
     (place / "trainer_state.json").write_bytes(json.dumps(state).encode()[:cut])
-    layout = KINDS["hf"].make(Site(tmp_path))
+    layout = layout_of(all_trainers()["hf"], Site(tmp_path))
     verdict = judge(layout, 5)
     assert verdict is not None
     assert not verdict.whole
@@ -312,11 +315,11 @@ def test_every_layout_over_random_trees(
     plant(root, entries)
     site = Site(root)
     recognised(site)
-    for name, kind in KINDS.items():
+    for name, kind in all_trainers().items():
         if name == "custom":
             continue
         with without_circles():
-            judged_by(name, kind.make(site), root, step)
+            judged_by(name, layout_of(kind, site), root, step)
 
 
 @contextlib.contextmanager

@@ -3,19 +3,21 @@
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from podwatch.checkpoints import completeness_check
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue, InspectionUnanswered
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.settle_time import _look_up, is_slow
-from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete
 from podwatch.domain.errors import HostError
-from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader
+from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader, prime_rl_layout
 from tests.support.checkpoints import (
     ManualClock,
     dcp_operations,
@@ -50,7 +52,7 @@ class Bench:
 
 
 def prime(out: Path) -> Bench:
-    return Bench(PrimeRLLayout(out))
+    return Bench(prime_rl_layout(out))
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_weak_layouts_wait_longer(out: Path) -> None:
     directory = out / "training_state" / "step_5"
     directory.mkdir(parents=True)
     (directory / "optimizer.pt").write_bytes(torch_zip_bytes({"a": 1}))
-    settings = CustomLayoutSettings(step_dir="training_state/step_{step}", required=("optimizer.pt",))
+    settings = CustomLayoutSettings(parts="training_state/step_{step}", require=("optimizer.pt",))
     bench = Bench(custom_layout(out, settings))
     bench.poll()
     assert not bench.poll(SETTLE + 1)[5].complete
@@ -459,6 +461,28 @@ def test_an_unreadable_set_is_never_called_incomplete(out: Path, monkeypatch: py
     assert "Input/output error" in found.reason
 
 
+def test_a_save_without_an_answer_is_not_called_damaged_by_what_is_not_listed(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system with errors lists less than there is, and its files give no answer."""
+    write_prime_rl_step(out, 5, "B")
+    bench = prime(out)
+    assert bench.settle()[5].complete
+    lost = next(path for path in (out / "checkpoints/step_5").rglob("*") if path.is_file())
+    lost.unlink()
+    real = Layout.judge
+
+    def unanswered(self: Layout, *given: object) -> Inspection:
+        judged = real(self, *given)  # type: ignore[arg-type]
+        return replace(judged, outcome=InspectionOutcome.UNKNOWN, reason="Input/output error")
+
+    monkeypatch.setattr(Layout, "judge", unanswered)
+    found = bench.settle(10**6)[5]
+    assert (found.completeness, found.unanswered > 0) == (Completeness.WRITING, True)
+    monkeypatch.undo()
+    assert bench.settle(10**6)[5].completeness is Completeness.DAMAGED, "once it has an answer"
+
+
 # -- cost -----------------------------------------------------------------------------------------------------------
 
 
@@ -472,7 +496,7 @@ def test_unchanged_sets_are_not_judged_again(out: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         completeness_check, "scan_part", lambda part, roots: (looked.append(part), real(part, roots))[1]
     )
-    monkeypatch.setattr(PrimeRLLayout, "judge", lambda *_: pytest.fail("judged again"))
+    monkeypatch.setattr(Layout, "judge", lambda *_: pytest.fail("judged again"))
     os.utime(out)  # something may have changed
     bench.poll(10)
     assert 0 < len(looked) <= 12 * 5, "only the newest four and eight in turn are looked at file by file"
@@ -546,8 +570,8 @@ def test_a_save_beside_one_that_began_before_its_last_change_may_still_be_writte
 def test_nothing_is_overtaken_where_a_trainer_may_save_asynchronously(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = PrimeRLLayout(out)
-    monkeypatch.setattr(PrimeRLLayout, "saves_block", False)
+    layout = prime_rl_layout(out)
+    monkeypatch.setattr(Layout, "saves_block", False)
     bench = Bench(layout)
     write_prime_rl_step(out, 5, "A")
     began = bench.clock.wall()

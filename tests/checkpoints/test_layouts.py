@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.table import SaveEnd
-from podwatch.checkpoints.trainers import Layout, PrimeRLLayout, make_layout
+from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError
-from tests.drivers.checkpoints import custom_layout, hf_layout
+from tests.drivers.checkpoints import custom_layout, hf_layout, prime_rl_layout
 from tests.support.checkpoints import (
     dcp_operations,
     finish,
@@ -43,7 +44,7 @@ def resume(layout: Layout, command: tuple[str, ...], step: int | None = 10, **mo
 
 
 def test_variant_is_told_from_the_disk(out: Path) -> None:
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     assert layout.variant == ""
     write_prime_rl_step(out, 5, "A")
     assert layout.variant == "A"
@@ -52,18 +53,18 @@ def test_variant_is_told_from_the_disk(out: Path) -> None:
 
 
 def test_variant_before_anything_is_written(out: Path, tmp_path: Path) -> None:
-    assert PrimeRLLayout(out, command=(*COMMAND, "--ckpt.resume-step", "5")).variant == "A"
-    assert PrimeRLLayout(out, command=(*COMMAND, "--run.name", "x")).variant == "B"
+    assert prime_rl_layout(out, command=(*COMMAND, "--ckpt.resume-step", "5")).variant == "A"
+    assert prime_rl_layout(out, command=(*COMMAND, "--run.name", "x")).variant == "B"
     source = tmp_path / "src" / "prime_rl" / "trainer"
     source.mkdir(parents=True)
     (source / "ckpt.py").write_text("class CheckpointManager: ...")
-    assert PrimeRLLayout(out, cwd=tmp_path).variant == "B"
+    assert prime_rl_layout(out, cwd=tmp_path).variant == "B"
     (source / "runs.py").touch()
-    assert PrimeRLLayout(out, cwd=tmp_path).variant == "A"
+    assert prime_rl_layout(out, cwd=tmp_path).variant == "A"
 
 
 def test_variant_of_a_set_to_be_restored(out: Path) -> None:
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     layout.expect_parts({"trainer", "orchestrator", "broadcast"})
     assert layout.part_dir("orchestrator", 5) == out / "run_default/checkpoints/step_5/orchestrator"
     layout.expect_parts({"trainer", "orchestrator"})
@@ -75,10 +76,10 @@ def test_variant_of_a_set_to_be_restored(out: Path) -> None:
 def test_parts_and_what_is_required(out: Path) -> None:
     write_prime_rl_step(out / "a", 5, "A")
     write_prime_rl_step(out / "b", 5, "B")
-    a = {p.name: (p.required, p.uploaded) for p in PrimeRLLayout(out / "a").steps()[5]}
+    a = {p.name: (p.required, p.uploaded) for p in prime_rl_layout(out / "a").steps()[5]}
     assert {n for n, (required, _) in a.items() if required} == {"trainer", "orchestrator", "broadcast"}
     assert {n for n, (_, uploaded) in a.items() if uploaded} == {"trainer", "orchestrator", "broadcast"}
-    b = {p.name: p.required for p in PrimeRLLayout(out / "b").steps()[5]}
+    b = {p.name: p.required for p in prime_rl_layout(out / "b").steps()[5]}
     assert {n for n, required in b.items() if required} == {"trainer", "orchestrator"}
 
 
@@ -87,8 +88,12 @@ def test_nccl_and_nixl_need_no_broadcast(out: Path, tmp_path: Path, kind: str) -
     write_prime_rl_step(out, 5, "A")
     shutil.rmtree(out / "run_default" / "broadcasts")
     (tmp_path / "rl.toml").write_text(f'[weight_broadcast]\ntype = "{kind}"\n')
-    by_flag = PrimeRLLayout(out, command=("rl", "--weight-broadcast.type", kind))
-    for layout, whole in ((PrimeRLLayout(out), False), (PrimeRLLayout(out, command=COMMAND), True), (by_flag, True)):
+    by_flag = prime_rl_layout(out, command=("rl", "--weight-broadcast.type", kind))
+    for layout, whole in (
+        (prime_rl_layout(out), False),
+        (prime_rl_layout(out, command=COMMAND), True),
+        (by_flag, True),
+    ):
         parts = [scan_part(p).found for p in layout.steps()[5]]
         assert layout.judge(5, parts).whole is whole
 
@@ -98,7 +103,7 @@ def test_checkpoints_on_another_volume(out: Path, tmp_path: Path, variant: str) 
     """ckpt.output_dir moves the trainer's half and weights; the orchestrator's half stays."""
     disk = tmp_path / "disk"
     write_prime_rl_step(out, 5, variant, checkpoint_dir=disk, weights=True)
-    layout = PrimeRLLayout(out, checkpoint_dir=disk)
+    layout = prime_rl_layout(out, checkpoint_dir=disk)
     assert layout.variant == variant
     assert disk / "checkpoints" in layout.watch_roots()
     parts = [scan_part(p).found for p in layout.steps()[5]]
@@ -110,7 +115,7 @@ def test_checkpoints_on_another_volume(out: Path, tmp_path: Path, variant: str) 
 
 def test_a_stable_marker_older_than_its_weights_does_not_count(out: Path) -> None:
     write_prime_rl_step(out, 5, "A")
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     os.utime(out / "run_default/broadcasts/step_5/STABLE", (1_700_000_000, 1_700_000_000))
     verdict = layout.judge(5, [scan_part(p).found for p in layout.steps()[5]])
     assert not verdict.whole
@@ -125,7 +130,7 @@ def test_ahead_of_in_layout_a(out: Path) -> None:
         write_prime_rl_step(out, step, "A", weights=True)
         write_rollouts(out, step)
     finish(orchestrator_operations(out / "run_default/checkpoints/step_20/orchestrator", 20, "A"))
-    assert relative(PrimeRLLayout(out).ahead_of(10), out) == {
+    assert relative(prime_rl_layout(out).ahead_of(10), out) == {
         "checkpoints/step_15",
         "run_default/checkpoints/step_15",
         "run_default/checkpoints/step_20",
@@ -140,7 +145,7 @@ def test_ahead_of_in_layout_b(out: Path) -> None:
     for step in (5, 10, 15):
         write_prime_rl_step(out, step, "B")
         write_rollouts(out, step, "B")
-    assert relative(PrimeRLLayout(out).ahead_of(10), out) == {
+    assert relative(prime_rl_layout(out).ahead_of(10), out) == {
         "checkpoints/step_15",
         "broadcasts/step_10",
         "broadcasts/step_15",
@@ -156,7 +161,7 @@ def test_a_fresh_start_sets_everything_of_the_trainer_aside(out: Path, variant: 
     for mine in ("configs", ".podwatch"):
         (out / mine).mkdir()
     (out / "rl.toml").touch()
-    for path in PrimeRLLayout(out).ahead_of(None):
+    for path in prime_rl_layout(out).ahead_of(None):
         shutil.rmtree(path)
     assert {p.name for p in out.iterdir()} == {"configs", ".podwatch", "rl.toml"}
 
@@ -165,8 +170,8 @@ def test_ahead_of_leaves_foreign_names_and_links(out: Path) -> None:
     write_prime_rl_step(out, 5, "B")
     (out / "checkpoints" / "step_9.bad").mkdir()
     (out / "checkpoints" / "step_11").symlink_to("step_5")
-    assert PrimeRLLayout(out).ahead_of(5) == (out / "broadcasts/step_5",)
-    assert PrimeRLLayout(out / "nothing").ahead_of(5) == ()
+    assert prime_rl_layout(out).ahead_of(5) == (out / "broadcasts/step_5",)
+    assert prime_rl_layout(out / "nothing").ahead_of(5) == ()
 
 
 def test_spare_paths_are_by_products_without_a_checkpoint(out: Path) -> None:
@@ -174,7 +179,7 @@ def test_spare_paths_are_by_products_without_a_checkpoint(out: Path) -> None:
     for step in (3, 5, 7):
         write_rollouts(out, step)
     (out / "run_default/broadcasts/step_4").mkdir()
-    found = PrimeRLLayout(out).spare_paths(6)
+    found = prime_rl_layout(out).spare_paths(6)
     assert [(n, str(p.relative_to(out))) for n, p in found] == [
         (3, "rollouts/step_3"),
         (3, "run_default/rollouts/step_3"),
@@ -188,10 +193,10 @@ def test_spare_paths_are_by_products_without_a_checkpoint(out: Path) -> None:
 def test_resume_flag_by_variant(out: Path) -> None:
     write_prime_rl_step(out / "a", 10, "A")
     write_prime_rl_step(out / "b", 10, "B")
-    assert resume(PrimeRLLayout(out / "a"), COMMAND) == (*COMMAND, "--ckpt.resume-step", "10")
+    assert resume(prime_rl_layout(out / "a"), COMMAND) == (*COMMAND, "--ckpt.resume-step", "10")
     named = (*COMMAND, "--run.name", "mine")
-    assert resume(PrimeRLLayout(out / "b"), named) == (*named, "--resume.step", "10")
-    assert resume(PrimeRLLayout(out / "b"), COMMAND, None) == COMMAND
+    assert resume(prime_rl_layout(out / "b"), named) == (*named, "--resume.step", "10")
+    assert resume(prime_rl_layout(out / "b"), COMMAND, None) == COMMAND
 
 
 def test_layout_b_of_the_days_between_takes_the_old_flag(out: Path, tmp_path: Path) -> None:
@@ -199,21 +204,21 @@ def test_layout_b_of_the_days_between_takes_the_old_flag(out: Path, tmp_path: Pa
     source = tmp_path / "src" / "prime_rl" / "trainer"
     source.mkdir(parents=True)
     (source / "ckpt.py").write_text("def setup(config): ...")
-    assert resume(PrimeRLLayout(out), COMMAND)[-2:] == ("--ckpt.resume-step", "10")
+    assert resume(prime_rl_layout(out), COMMAND)[-2:] == ("--ckpt.resume-step", "10")
     (source / "ckpt.py").write_text("def setup(resume: ResumeConfig): ...")
-    assert resume(PrimeRLLayout(out), COMMAND)[-2:] == ("--resume.step", "10")
+    assert resume(prime_rl_layout(out), COMMAND)[-2:] == ("--resume.step", "10")
     shutil.rmtree(tmp_path / "src")
     command = (*COMMAND, "--ckpt.resume-step", "5")
-    assert resume(PrimeRLLayout(out), command) == (*COMMAND, "--ckpt.resume-step", "10")
+    assert resume(prime_rl_layout(out), command) == (*COMMAND, "--ckpt.resume-step", "10")
 
 
 def test_unknown_version_is_an_error_with_a_way_out(out: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        resume(PrimeRLLayout(out), COMMAND)
+        resume(prime_rl_layout(out), COMMAND)
     assert "trainer.resume_args" in str(caught.value)
-    assert resume(PrimeRLLayout(out), COMMAND, None) == COMMAND
-    assert resume(PrimeRLLayout(out), COMMAND, override=("--at", "{step}")) == (*COMMAND, "--at", "10")
-    assert resume(PrimeRLLayout(out), COMMAND, override="none") == COMMAND
+    assert resume(prime_rl_layout(out), COMMAND, None) == COMMAND
+    assert resume(prime_rl_layout(out), COMMAND, override=("--at", "{step}")) == (*COMMAND, "--at", "10")
+    assert resume(prime_rl_layout(out), COMMAND, override="none") == COMMAND
 
 
 @pytest.mark.parametrize(
@@ -232,14 +237,14 @@ def test_unknown_version_is_an_error_with_a_way_out(out: Path) -> None:
 )
 def test_resume_flags_in_the_command_are_removed_and_reported(out: Path, flags: tuple[str, ...]) -> None:
     write_prime_rl_step(out, 10, "A")
-    made = PrimeRLLayout(out).resume_command((*COMMAND, *flags, "--x", "1"), None, "auto", {})
+    made = prime_rl_layout(out).resume_command((*COMMAND, *flags, "--x", "1"), None, "auto", {})
     assert made.argv == (*COMMAND, "--x", "1")
     assert made.removed == flags
 
 
 def test_placeholders(out: Path) -> None:
     write_prime_rl_step(out, 10, "A")
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     checkpoint = str(out / "checkpoints/step_10")
     assert resume(layout, ("sh", "-c", "train {resume_args} -o {output_dir}"))[2] == (
         f"train --ckpt.resume-step 10 -o {out}"
@@ -258,7 +263,7 @@ def test_placeholders(out: Path) -> None:
 def test_wandb_goes_on_by_version(out: Path, tmp_path: Path) -> None:
     write_prime_rl_step(out / "a", 10, "A")
     write_prime_rl_step(out / "b", 10, "B")
-    a, b = PrimeRLLayout(out / "a"), PrimeRLLayout(out / "b")
+    a, b = prime_rl_layout(out / "a"), prime_rl_layout(out / "b")
     assert a.wandb_identity() == {}
     for root, run in ((out / "a", "trn1"), (out / "a/run_default", "orc1"), (out / "b", "shr1")):
         target = root / "wandb" / f"run-20260106_101500-{run}"
@@ -282,7 +287,7 @@ def test_wandb_goes_on_by_version(out: Path, tmp_path: Path) -> None:
 
 
 def test_target_step(out: Path, tmp_path: Path) -> None:
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     assert layout.target_step(COMMAND) is None
     (tmp_path / "rl.toml").write_text("max_steps = 80\n")
     assert layout.target_step(COMMAND) == 80
@@ -298,15 +303,15 @@ def test_first_step_and_progress(out: Path) -> None:
     write_prime_rl_step(out / "b", 10, "B")
     write_rollouts(out / "b", 11, "B")
     (out / "b/broadcasts/step_12").mkdir()  # no STABLE yet
-    assert PrimeRLLayout(out / "a").first_step_after(10) == 10
-    assert PrimeRLLayout(out / "b").first_step_after(10) == 11
-    assert PrimeRLLayout(out).first_step_after(10) == 10
-    assert {(s.role, s.step) for s in PrimeRLLayout(out / "b").progress()} == {
+    assert prime_rl_layout(out / "a").first_step_after(10) == 10
+    assert prime_rl_layout(out / "b").first_step_after(10) == 11
+    assert prime_rl_layout(out).first_step_after(10) == 10
+    assert {(s.role, s.step) for s in prime_rl_layout(out / "b").progress()} == {
         ("trainer", 10),
         ("orchestrator", 11),
         ("checkpoint", 10),
     }
-    assert PrimeRLLayout(out / "nothing").progress() == ()
+    assert prime_rl_layout(out / "nothing").progress() == ()
 
 
 def test_progress_is_also_the_marker_that_was_written_last(out: Path) -> None:
@@ -318,7 +323,7 @@ def test_progress_is_also_the_marker_that_was_written_last(out: Path) -> None:
         os.utime(marker, (1e9 + step, 1e9 + step))
         write_rollouts(out, step, "B")
     (out / "rollouts/step_10/late").touch()
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     shown = [("trainer", 12), ("orchestrator", 12), ("checkpoint", 10)]
     assert [(s.role, s.step) for s in layout.progress()] == shown
     os.utime(out / "broadcasts/step_10/STABLE")
@@ -444,10 +449,10 @@ def test_custom_rules(out: Path) -> None:
     (directory / "model").mkdir(parents=True)
     layout = custom(
         out,
-        step_dir="training_state/step_{step}",
-        required=("optimizer.pt", "model/*.pt"),
-        optional=("samples/*",),
-        ahead=("videos/step_{step}.mp4", "no_step"),
+        parts="training_state/step_{step}",
+        require=("optimizer.pt", "model/*.pt"),
+        not_part=("samples/*",),
+        also_ahead=("videos/step_{step}.mp4", "no_step"),
         last="training_info.json",
     )
 
@@ -479,7 +484,7 @@ def test_custom_rules(out: Path) -> None:
 
 
 def test_custom_with_a_dcp_directory(out: Path) -> None:
-    layout = custom(out, step_dir="ckpt/{step}/state")
+    layout = custom(out, parts="ckpt/{step}/state")
     finish(dcp_operations(out / "ckpt" / "7" / "state" / "dist"))
     parts = layout.steps()[7]
     assert layout.judge(7, [scan_part(p).found for p in parts]).whole

@@ -10,10 +10,9 @@ import pytest
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
-from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
-from tests.drivers.checkpoints import custom_layout, file_problem, hf_layout
+from tests.drivers.checkpoints import custom_layout, file_problem, hf_layout, prime_rl_layout
 from tests.support.checkpoints import ManualClock, write_hf_step, write_prime_rl_step
 
 FILES = 7
@@ -25,7 +24,7 @@ def write_custom(out: Path, step: int, files: int = FILES, size: int = 100) -> L
     directory.mkdir(parents=True)
     for number in range(files):
         (directory / f"rank_{number}.dat").write_bytes(bytes([number]) * size)
-    return custom_layout(out, CustomLayoutSettings(step_dir="ckpt_{step}", required=("rank_*.dat",)))
+    return custom_layout(out, CustomLayoutSettings(parts="ckpt_{step}", require=("rank_*.dat",)))
 
 
 def write_hf(out: Path, step: int) -> Layout:
@@ -35,7 +34,7 @@ def write_hf(out: Path, step: int) -> Layout:
 
 def write_prime(out: Path, step: int) -> Layout:
     write_prime_rl_step(out, step, ranks=2)
-    return PrimeRLLayout(out)
+    return prime_rl_layout(out)
 
 
 MAKERS = [write_custom, write_hf, write_prime]
@@ -166,7 +165,7 @@ def test_an_empty_file_of_unknown_kind_is_no_damage(tmp_path: Path, name: str, p
 def prime(out: Path, variant: str, *steps: int) -> Pod:
     for step in steps:
         write_prime_rl_step(out, step, variant, ranks=2, weights=True)
-    return Pod(PrimeRLLayout(out))
+    return Pod(prime_rl_layout(out))
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import Judgement, SaveEnd, judge, one_reader
+from tests.drivers.checkpoints import Inspection, SaveEnd, judge, one_reader
 from tests.support.golden import GOLDENS, Done, Golden, replay, shift
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def first_look(golden: Golden, step: int) -> int:
     return next(i for i, (_, path, _) in enumerate(operations_of(golden, step), 1) if path.startswith("_critic/"))
 
 
-def vouched_for(verdict: Judgement | None) -> bool:
+def vouched_for(verdict: Inspection | None) -> bool:
     """Would podwatch call it complete soon? Without a marker the learned set and a long quiet time stand before it."""
     return verdict is not None and verdict.whole and verdict.ends is not SaveEnd.NONE
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from podwatch.checkpoints.settle_time import SettleTimes, probe
+from podwatch.checkpoints.settle_time import SettleTimes, capabilities_of
 from podwatch.checkpoints.table import SaveEnd
 
 
@@ -13,11 +13,9 @@ def test_windows_by_strength_and_doubled_where_changes_show_late() -> None:
     assert windows.longest(slow=True) == 120
 
 
-def test_capabilities_are_found_by_trying_and_leave_nothing(tmp_path: Path) -> None:
-    found = probe(tmp_path)
+def test_the_filesystem_is_that_of_the_nearest_directory(tmp_path: Path) -> None:
+    found = capabilities_of(tmp_path)
     assert found.filesystem
-    assert not found.slow
-    assert (found.holes, found.inotify) == (True, True)
+    assert (found.slow, found.inotify) == (False, True)
     assert list(tmp_path.iterdir()) == []
-    nowhere = probe(tmp_path / "not" / "there")
-    assert nowhere.holes is None
+    assert capabilities_of(tmp_path / "not" / "there") == found

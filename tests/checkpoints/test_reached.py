@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layout import Site
 from podwatch.checkpoints.scan import first_link
-from podwatch.checkpoints.trainers import custom
-from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.daemon.own_findings import linked_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned_directories import PinnedTree
+from tests.drivers.checkpoints import custom_layout, prime_rl_layout
 from tests.support.checkpoints import write_prime_rl_step
 from tests.support.clock import ManualClock
 from tests.support.other_users import E, T, as_root, enterable, own
@@ -24,7 +22,7 @@ from tests.support.other_users import E, T, as_root, enterable, own
 class Bench:
     def __init__(self, out: Path, tree: PinnedTree | None = None) -> None:
         self.clock = ManualClock()
-        self.catalogue = Catalogue(PrimeRLLayout(out), self.clock, settle=5.0, settle_weak=60.0, tree=tree)
+        self.catalogue = Catalogue(prime_rl_layout(out), self.clock, settle=5.0, settle_weak=60.0, tree=tree)
 
     def settle(self) -> dict[int, CheckpointSet]:
         self.catalogue.rescan()
@@ -86,7 +84,7 @@ def test_a_link_further_down(out: Path, tmp_path: Path, segment: str) -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_a_checkpoint_that_was_moved_and_linked_is_out_of_reach(tmp_path: Path, name: str, there: bool) -> None:
     """Also where the disk that it was moved to is not mounted. A link to another checkpoint here is none."""
-    out, kind = tmp_path / "out", CustomLayoutSettings(step_dir="ckpt_{step}")
+    out, kind = tmp_path / "out", CustomLayoutSettings(parts="ckpt_{step}")
     (out / "ckpt_5").mkdir(parents=True)
     (out / "ckpt_5" / "model.bin").write_bytes(b"x")
     (out / "ckpt_7").symlink_to("ckpt_5")
@@ -94,7 +92,7 @@ def test_a_checkpoint_that_was_moved_and_linked_is_out_of_reach(tmp_path: Path, 
     if there:
         (tmp_path / "moved").mkdir()
     (out / name).symlink_to(tmp_path / "moved")
-    layout = custom.KIND.make(Site(out, custom=kind))
+    layout = custom_layout(out, kind)
     catalogue = Catalogue(layout, ManualClock(), settle=5.0, settle_weak=60.0)
     catalogue.rescan()
     assert catalogue.out_of_reach == {10}
@@ -105,9 +103,9 @@ def test_a_file_that_was_moved_and_linked_makes_an_unclear_checkpoint(tmp_path: 
     out = tmp_path / "out"
     (out / "ckpt_5").mkdir(parents=True)
     (out / "ckpt_5" / "rng.bin").write_bytes(b"x")
-    kind = CustomLayoutSettings(step_dir="ckpt_{step}", required=("model.bin",))
+    kind = CustomLayoutSettings(parts="ckpt_{step}", require=("model.bin",))
     clock = ManualClock()
-    catalogue = Catalogue(custom.KIND.make(Site(out, custom=kind)), clock, settle=5.0, settle_weak=60.0)
+    catalogue = Catalogue(custom_layout(out, kind), clock, settle=5.0, settle_weak=60.0)
 
     def found() -> CheckpointSet:
         catalogue.rescan()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
-from tests.drivers.checkpoints import Judgement, file_problem, judge, one_reader, open_layout, values_in_torch_file
+from tests.drivers.checkpoints import Inspection, file_problem, judge, one_reader, open_layout, values_in_torch_file
 from tests.support.checkpoints import dcp_files, safetensors_bytes, torch_zip_bytes, write_hf_step
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,7 +29,7 @@ def lay(directory: Path, files: dict[str, bytes]) -> Path:
     return directory
 
 
-def verdict(directory: Path) -> Judgement:
+def verdict(directory: Path) -> Inspection:
     """On a directory called ``step_5``."""
     found = judge(open_layout("dcp", directory.parent), 5)
     assert found is not None

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.inspector import Inspector
 from podwatch.checkpoints.records import RecordedFile
-from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome
-from podwatch.checkpoints.table import all_tables
+from podwatch.checkpoints.trainer import all_trainers
 from tests.support.checkpoints import torch_zip_bytes
 from tests.support.layout_makers import core, run
 
@@ -35,8 +35,8 @@ def save(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint-10"
 
 
-def inspect(inspector: Inspector, directory: Path) -> CheckpointInspection:
-    return inspector.inspect(all_tables()["hf"], 10, {"checkpoint": directory}, files_of(directory))
+def inspect(inspector: Inspector, directory: Path) -> Inspection:
+    return inspector.inspect(all_trainers()["hf"].facts, 10, {"checkpoint": directory}, files_of(directory))
 
 
 def files_of(directory: Path) -> list[RecordedFile]:
@@ -74,7 +74,7 @@ def test_a_killed_child_is_unknown_and_the_next_question_has_a_new_one(save: Pat
 
 def test_exactly_the_files_that_were_listed(save: Path, shared: Inspector) -> None:
     """One that changed, vanished or became something else since is no evidence for the list."""
-    files, parts, table = files_of(save), {"checkpoint": save}, all_tables()["hf"]
+    files, parts, table = files_of(save), {"checkpoint": save}, all_trainers()["hf"].facts
     os.utime(save / "optimizer.pt", (1, 1))
     assert "changed" in shared.inspect(table, 10, parts, files).reason
     (save / "optimizer.pt").unlink()

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.table import all_tables, table_from
+from podwatch.checkpoints.table import table_from
 from podwatch.checkpoints.templates import name_of, number_in
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.errors import ConfigurationError
 from tests.drivers.checkpoints import SaveEnd, custom_layout, judge, open_layout
+from tests.support.checkpoints import torch_zip_bytes
 from tests.support.golden import GOLDENS, Golden
 
 VARIANTS = {
@@ -19,8 +20,9 @@ VARIANTS = {
 
 
 def test_every_trainer_has_a_table_that_was_checked_against_a_version() -> None:
-    assert set(all_tables()) - VARIANTS == set(KINDS) - {"custom"}
-    assert all(table.checked_against for table in all_tables().values())
+    tables = {name: table for trainer in all_trainers().values() for name, table in trainer.tables.items()}
+    assert set(tables) - VARIANTS == set(all_trainers()) - {"custom"}
+    assert all(table.checked_against for table in tables.values())
 
 
 def test_a_name_is_written_as_the_others_are() -> None:
@@ -46,7 +48,7 @@ def test_a_table_of_the_operator(tmp_path: Path) -> None:
         (tmp_path / f"ckpt_{step:04d}").mkdir()
         (tmp_path / f"ckpt_{step:04d}" / "weights.txt").write_text("w")
         (tmp_path / f"ckpt_{step:04d}" / "notes.log").write_text("n")
-    settings = CustomLayoutSettings(step_dir="ckpt_{step}", required=("weights*",), optional=("*.log",), last="DONE")
+    settings = CustomLayoutSettings(parts="ckpt_{step}", require=("weights*",), not_part=("*.log",), last="DONE")
     layout = custom_layout(tmp_path, settings)
     assert sorted(layout.steps()) == [5, 10]
     found = judge(layout, 10)
@@ -61,6 +63,40 @@ def test_a_table_of_the_operator(tmp_path: Path) -> None:
     assert layout.part_dir("checkpoint", 30) == tmp_path / "ckpt_0030"
     with pytest.raises(ConfigurationError):
         layout.part_dir("actor", 30)
+
+
+def test_the_operators_table_has_every_key_of_a_trainers_table(tmp_path: Path) -> None:
+    settings = CustomLayoutSettings.model_validate(
+        {
+            "parts": {"model": "m/{step}", "optimizer": ["o/{step}"]},
+            "require": [["model:*.pt", "model:*.bin"], "optimizer:state.pt"],
+            "last": {"model:DONE": ["model:*"]},
+            "table": {
+                "optional": {"samples": "samples/{step}"},
+                "identity": ["model"],
+                "first_step_after": 1,
+                "command": {"resume": {"add": ["--from", "{step}"]}},
+            },
+        }
+    )
+    for name in ("m/5", "o/5", "samples/5", "samples/9"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "m/5/a.bin").write_text("w")
+    (tmp_path / "o/5/state.pt").write_bytes(torch_zip_bytes({"step": 5}))
+    layout = custom_layout(tmp_path, settings)
+    found = judge(layout, 5)
+    assert found is not None
+    assert (found.whole, found.reason) == (False, "model:DONE is missing")
+    (tmp_path / "m/5/DONE").touch()
+    found = judge(layout, 5)
+    assert found is not None
+    assert (found.whole, found.ends) == (True, SaveEnd.LAST)
+    assert (layout.table.identity, layout.first_step_after(5)) == (("model",), 6)
+    assert set(layout.ahead_of(5)) == {tmp_path / "samples/9"}
+    assert layout.resume_command(("python", "t.py"), 5, "auto", {}).argv == ("python", "t.py", "--from", "5")
+    wrong = settings.model_copy(update={"table": {"identities": ["model"]}})
+    with pytest.raises(ConfigurationError, match="identities"):
+        custom_layout(tmp_path, wrong)
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import Judgement, Layout, catalogue_of, judge, one_reader
+from tests.drivers.checkpoints import Inspection, Layout, catalogue_of, judge, one_reader
 from tests.support.checkpoints import ManualClock
 from tests.support.golden import LONG, SOME, Golden, files_of
 
@@ -77,7 +77,7 @@ def offsets(path: Path) -> list[int]:
     return sorted(e for e in edges if 0 <= e < size)
 
 
-def refused(verdict: Judgement | None) -> bool:
+def refused(verdict: Inspection | None) -> bool:
     return verdict is None or not verdict.whole
 
 

@@ -14,11 +14,10 @@ import pytest
 from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
 from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue
 from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
-from podwatch.checkpoints.trainers import PrimeRLLayout
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
-from tests.drivers.checkpoints import Layout, custom_layout
+from tests.drivers.checkpoints import Layout, custom_layout, prime_rl_layout
 from tests.support.checkpoints import ManualClock, torch_zip_bytes, write_prime_rl_step
 
 pytestmark = pytest.mark.slow
@@ -82,14 +81,14 @@ def test_nothing_changed_and_nothing_open_lists_no_directory(
 ) -> None:
     for step in range(1, 41):
         write_prime_rl_step(out, step, "A", size=64)
-    bench = Bench(PrimeRLLayout(out))
+    bench = Bench(prime_rl_layout(out))
     bench.poll()
     assert all(s.complete for s in bench.poll(1000).values())
     bench.poll(10)
     stats: list[object] = []
     real = os.lstat
     monkeypatch.setattr(os, "lstat", lambda *a, **k: (stats.append(a), real(*a, **k))[1])
-    monkeypatch.setattr(PrimeRLLayout, "steps", lambda _: pytest.fail("the steps were listed"))
+    monkeypatch.setattr(Layout, "steps", lambda _: pytest.fail("the steps were listed"))
     seen = listening()
     for _ in range(20):
         bench.poll(10)
@@ -103,7 +102,7 @@ def test_nothing_changed_and_nothing_open_lists_no_directory(
 
 def test_the_directories_are_listed_again_after_a_while(out: Path, listening: Callable[[], list[str]]) -> None:
     write_prime_rl_step(out, 5, "B", size=64)
-    bench = Bench(PrimeRLLayout(out))
+    bench = Bench(prime_rl_layout(out))
     bench.poll()
     bench.poll(1000)
     seen = listening()
@@ -116,7 +115,7 @@ def test_the_directories_are_listed_again_after_a_while(out: Path, listening: Ca
 def test_a_directory_that_was_just_changed_is_not_trusted_to_show_the_next_change(out: Path) -> None:
     """File systems round times: a step that appears within the same tick must still be found."""
     write_prime_rl_step(out, 5, "B", size=64)
-    bench = Bench(PrimeRLLayout(out))
+    bench = Bench(prime_rl_layout(out))
     bench.poll()
     bench.poll(10)
     root = out / "checkpoints"
@@ -148,12 +147,12 @@ def spoil(shard: Path) -> None:
 def test_data_lost_at_full_size_is_found_by_every_podwatch_that_starts(out: Path) -> None:
     for step in (5, 10):
         write_prime_rl_step(out, step, "B")
-    first = Bench(PrimeRLLayout(out), kept(out, "one"))
+    first = Bench(prime_rl_layout(out), kept(out, "one"))
     first.poll()
     assert all(s.complete for s in first.poll(10).values())
     spoil(out / "checkpoints/step_10/trainer/__0_0.distcp")
     for boot, started in (("one", 0.0), ("two", 0.0), ("three", time.time() + 1e6)):
-        after = Bench(PrimeRLLayout(out), kept(out, boot, started))
+        after = Bench(prime_rl_layout(out), kept(out, boot, started))
         after.poll()
         for _ in range(8):
             sets = after.poll(60)
@@ -186,7 +185,7 @@ def test_a_hole_after_a_reboot_is_suspect_never_damaged(out: Path) -> None:
 
 
 def custom(out: Path, last: str = "") -> Layout:
-    settings = CustomLayoutSettings(step_dir="step_{step}", required=("*.raw",), last=last)
+    settings = CustomLayoutSettings(parts="step_{step}", require=("*.raw",), last=last)
     return custom_layout(out, settings)
 
 
@@ -301,7 +300,7 @@ def test_a_wild_writer_never_brings_a_traceback_or_an_alarm(out: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
-    bench = Bench(PrimeRLLayout(out), kept(out, "one"))
+    bench = Bench(prime_rl_layout(out), kept(out, "one"))
     looks, end = 0, time.monotonic() + 2.0
     while looks < 10 or time.monotonic() < end:
         assert writer.poll() is None

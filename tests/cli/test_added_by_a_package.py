@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.config.settings import LAYOUTS
 from tests.cli.conftest import ROOT, Machine
 from tests.support.checkpoints import safetensors_bytes
@@ -100,13 +100,14 @@ def test_a_package_that_fails_is_named_and_only_where_it_is_used(machine: Machin
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("def KIND(site): return object()", "returns a object, which lacks ahead_of, chosen_because"),
-        ("def KIND(site): return site.nothing", "raises AttributeError: 'Site' object has no attribute 'nothing'"),
-        ("import sys; sys.exit(3)", "raises SystemExit: 3"),
+        ("def KIND(site): return object()", "is a function, not a table with parts"),
+        ("KIND = {'require': [['a']]}", "is a dict, not a table with parts"),
         (
-            "from podwatch.checkpoints.trainers import hf\nKIND = hf.KIND",
-            "returns a layout with the name 'hf'",
+            "KIND = {'parts': {'checkpoint': 's_{step}'}, 'requires': []}",
+            "a table that cannot be read: layout",
         ),
+        ("KIND = {'parts': {'checkpoint': 's_{step}'}, 'log': {'errors': [{}]}}", "raises KeyError: 'pattern'"),
+        ("import sys; sys.exit(3)", "raises SystemExit: 3"),
     ],
 )
 def test_a_layout_that_cannot_be_one_is_refused(machine: Machine, site: Path, code: str, said: str) -> None:
@@ -129,7 +130,7 @@ def test_a_name_of_podwatch_stays_podwatchs(machine: Machine, site: Path) -> Non
 
 def test_two_packages_with_one_name_are_both_named(machine: Machine, site: Path) -> None:
     install(site)
-    install(site, "shelf-second", {}, layouts="shelf = podwatch_shelf:KIND")
+    install(site, "shelf-second", {}, layouts="shelf = podwatch_shelf:LAYOUT")
     result = podwatch(machine, site, "checkpoints", "-c", config(machine))
     assert result.returncode == 78
     assert all(name in result.stderr for name in ("podwatch-shelf 1.2", "shelf-second 1.2", "both define 'shelf'"))
@@ -158,4 +159,4 @@ def test_the_status_does_not_look_for_packages(machine: Machine, site: Path) -> 
 
 
 def test_the_settings_name_the_registry() -> None:
-    assert set(LAYOUTS) == {"auto", *KINDS}
+    assert set(LAYOUTS) == {"auto", *all_trainers()}

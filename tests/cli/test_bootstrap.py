@@ -44,7 +44,7 @@ class Pods:
         return (
             f'run_id = "r"\nstate_dir = "{self.home}/state"\n[trainer]\nlayout = "custom"\n'
             f'output_dir = "{self.app}/out"\ncwd = "{self.app}"\ncommand = {command}\n{more}\n'
-            f'[checkpoints.custom]\nstep_dir = "step_{{step}}"\n[sync]\nstore = "{self.url}"\n'
+            f'[checkpoints.custom]\nparts = "step_{{step}}"\n[sync]\nstore = "{self.url}"\n'
         )
 
     def stored(self, store=None, *, files: dict[Path, str] | None = None, more: str = "", command: str = "") -> None:
@@ -175,8 +175,9 @@ env = { LD_PRELOAD = "/app/x.so" }
 name = "h"
 on = ["ended"]
 command = ["/opt/hook"]
-[[checks]]
+[[hooks]]
 name = "c"
+on = ["check"]
 command = ["/opt/check"]
 [evaluation]
 command = ["/opt/evaluate", "{checkpoint}"]

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -32,7 +30,6 @@ from podwatch.domain.snapshot import GpuSample
 from podwatch.recovery.run_file import RunFile
 from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.system.clock import SystemClock
-from podwatch.system.procfs import identify
 from tests.support.b2server import BUCKET, B2Server
 
 GIB = 1 << 30
@@ -209,53 +206,21 @@ def test_the_file_limit_is_tried(tmp_path: Path, capable: bool) -> None:
         assert said.startswith("fail training needs 65536 open files but gets only 20000")
 
 
-def test_the_file_limit_of_the_running_tree_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that lowered its own limit shows, its parent's limit being high enough."""
-    script = "ulimit -n 512; sleep 50 & echo up; wait"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"up\n"
-            identity = identify(process.pid)
-            monkeypatch.setattr(machine, "read_record", lambda _directory: SimpleNamespace(launcher=identity))
-            said = level(machine.limits(made(tmp_path)))["warn"]
-            assert "a limit of 512 open files" in said
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
 # -- what was left behind
 
 
 def test_processes_of_an_earlier_start_are_named(tmp_path: Path) -> None:
     settings = made(tmp_path, run_id=f"r{os.getpid()}")
-    assert "no process" in level(before_a_start.leftovers(settings, ""))["ok"]
+    assert "no process" in level(before_a_start.leftovers(settings))["ok"]
     environ = {**os.environ, "PODWATCH_START_ID": "s1", "PODWATCH_RUN": settings.run_id}
     with subprocess.Popen(["sleep", "50"], env=environ) as process:
         try:
             deadline = time.monotonic() + 60
-            while (
-                "fail" not in (found := level(before_a_start.leftovers(settings, ""))) and time.monotonic() < deadline
-            ):
+            while "fail" not in (found := level(before_a_start.leftovers(settings))) and time.monotonic() < deadline:
                 time.sleep(0.02)  # between fork and exec it has our environment
             assert f"{process.pid} sleep" in found["fail"]
         finally:
             process.kill()
-
-
-def test_what_is_ahead_of_the_newest_complete_step(tmp_path: Path) -> None:
-    settings = made(tmp_path)
-    assert "no files are ahead" in level(before_a_start.ahead(settings, "", sets_of(settings)))["ok"]
-    orphan = tmp_path / "outputs/run_default/checkpoints/step_15/orchestrator"
-    orphan.mkdir(parents=True)
-    (orphan / "progress.pt").write_bytes(b"x")
-    found = level(before_a_start.ahead(settings, "", sets_of(settings)))
-    assert "ahead of a fresh start" in found["warn"]
-    assert "run_default" in found["warn"]
-    assert "warn" not in level(before_a_start.ahead(settings, "training is running", sets_of(settings))), (
-        "normal while it runs"
-    )
-    assert orphan.exists()
 
 
 def test_a_pause_shows(tmp_path: Path) -> None:
@@ -355,7 +320,7 @@ def test_the_command_as_a_person_runs_it(tmp_path: Path) -> None:
         for check in report["checks"]:
             by_name.setdefault(check["name"], []).append(check["level"])
             assert check["level"] in ("ok", "warn", "fail")
-        assert {"layout", "resume", "command", "supervise", "leftovers", "steps", "signals", "disk"} <= set(by_name)
+        assert {"layout", "resume", "command", "supervise", "leftovers", "signals", "disk"} <= set(by_name)
         assert "warn" in by_name["command"], "the pipe"
         assert same or by_name["throughput"] == ["ok"]
         assert (done.returncode == 1) is any("fail" in levels for levels in by_name.values())

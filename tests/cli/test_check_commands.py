@@ -19,8 +19,8 @@ def settings(tmp: Path, **table: object) -> Settings:
 
 
 def check(tmp: Path, code: str, **more: object) -> Line:
-    table = {"name": "model", "command": (sys.executable, "-I", "-c", code), **more}
-    (line,) = operator_commands.checks(settings(tmp, checks=(table,)))
+    table = {"name": "model", "on": ("check",), "command": (sys.executable, "-I", "-c", code), **more}
+    (line,) = operator_commands.checks(settings(tmp, hooks=(table,)))
     return line
 
 
@@ -54,18 +54,19 @@ def test_a_check_that_hangs_ends_at_its_time_limit_with_everything_it_started(tm
 
 
 def test_a_program_that_is_missing_is_named_with_its_table(tmp_path: Path) -> None:
-    (line,) = operator_commands.checks(settings(tmp_path, checks=({"name": "gone", "command": ("/nowhere/at-all",)},)))
+    table = {"name": "gone", "on": ("check",), "command": ("/nowhere/at-all",)}
+    (line,) = operator_commands.checks(settings(tmp_path, hooks=(table,)))
     assert line.level == "fail"
     assert "/nowhere/at-all" in line.text
-    assert "[[checks]] gone" in line.fix
+    assert "[[hooks]] gone" in line.fix
 
 
 def test_a_secret_in_the_command_of_a_hook_or_a_check_is_never_shown(tmp_path: Path) -> None:
-    for table, on in (("hooks", 'on = ["checkpoint"]\n'), ("checks", "")):
-        secret = f"hunter2-{table}-{'x' * 20}"
-        file = tmp_path / f"{table}.toml"
+    for on in ("checkpoint", "check"):
+        secret = f"hunter2-{on}-{'x' * 20}"
+        file = tmp_path / f"{on}.toml"
         file.write_text(
-            f'run_id = "r"\n[trainer]\noutput_dir = "{tmp_path}"\n[[{table}]]\nname = "a"\n{on}'
+            f'run_id = "r"\n[trainer]\noutput_dir = "{tmp_path}"\n[[hooks]]\nname = "a"\non = ["{on}"]\n'
             f'command = ["curl", "--token", "{secret}"]\n'
         )
         load_settings(file, environ={})

@@ -33,7 +33,7 @@ def test_each_channel_is_looked_at_and_nothing_is_sent(tmp_path: Path) -> None:
     assert not out.exists()
     assert lines(settings(tmp_path, command=["/no/such"])) == [("fail", "/no/such not found")]
     assert lines(settings(tmp_path, command=tell), send=True) == [("ok", "notify.command: test notice accepted")]
-    assert json.loads(out.read_text())["topic"] == "test"
+    assert json.loads(out.read_text())["topic"] == "findings"
     ((level, text),) = lines(settings(tmp_path, command=["/bin/sh", "-c", "echo not today; exit 2"]), send=True)
     assert (level, text) == ("fail", "notify.command: exit 2: not today")
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from podwatch.checkpoints.implausible_steps import StepEvidence
+from podwatch.checkpoints.second_writer import Span
 from podwatch.cli.checkpoints import table
 from podwatch.daemon import held_back_findings
 from podwatch.domain.run_state import RunState
 from podwatch.journal.journal import Journal
-from podwatch.policy.implausible_steps import StepEvidence
-from podwatch.policy.second_writer import Span
 from tests.cli.test_restore import (
     shelf,  # noqa: F401 - a fixture
     stored,  # noqa: F401 - a fixture

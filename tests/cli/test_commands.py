@@ -10,8 +10,9 @@ import time
 import pytest
 
 from podwatch.domain.event import Event, EventName
-from podwatch.incidents import capture
+from podwatch.journal.bundle import capture
 from podwatch.journal.journal import Journal
+from podwatch.system.endpoint import own_endpoint, write_endpoint
 
 
 def configure(machine, *, extra: str = "") -> str:
@@ -222,7 +223,7 @@ def test_logs_print_the_end_and_follow_a_rotation(machine):
     log.write_text("".join(f"line {n}\n" for n in range(200)))
     run = machine.runtime / "r"
     run.mkdir()
-    from podwatch.system.endpoint import Endpoint, write_document, write_endpoint
+    from podwatch.system.endpoint import Endpoint, write_document
 
     write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time()))
     write_document(run / "status.json", {"training": {"log_path": str(log)}})
@@ -338,35 +339,18 @@ def test_pins_without_a_daemon(machine):
     assert machine.podwatch("checkpoints", "unpin", "7", "-c", config).returncode == 0
 
 
-def test_a_daemon_with_another_runtime_directory_is_not_said_to_be_gone(machine):
-    """Who holds the run's lock guards it, wherever its doors are."""
+def test_a_daemon_with_another_runtime_directory_is_found_by_its_state_directory(machine):
     config = configure(machine)
-    lock = machine.directory / "state" / "r" / "guard.lock"
-    elsewhere = machine.directory / "elsewhere"
-    code = (
-        "import sys; from pathlib import Path; from podwatch.system.files import FileLock\n"
-        "FileLock(Path(sys.argv[1])).acquire(); print('held', flush=True); sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**machine.env, "PODWATCH_RUNTIME_DIR": str(elsewhere)},
-    )  # fmt: skip
-    try:
-        assert holder.stdout.readline() == "held\n"
-        result = machine.podwatch("status", "-c", config)
-        assert result.returncode == 3
-        assert result.stdout.startswith("PODWATCH RUNS BUT CANNOT BE REACHED FROM HERE\n")
-        assert f"withPODWATCH_RUNTIME_DIR={elsewhere}" in "".join(result.stdout.split()), "whatever was wrapped"
-        (reason,) = json.loads(machine.podwatch("status", "-c", config, "--json").stdout)["reasons"]
-        assert reason["kind"] == "podwatch-elsewhere"
-        assert f"pid {holder.pid}" in reason["summary"]
-        assert str(machine.runtime) in reason["summary"]
-        refused = machine.podwatch("stop-training", "-c", config)
-        assert refused.returncode == 69
-        assert f"pid {holder.pid}" in refused.stderr
-        assert machine.podwatch("checkpoints", "pin", "7", "-c", config).returncode == 75
-    finally:
-        holder.communicate("")
+    state, elsewhere = machine.directory / "state" / "r", machine.directory / "elsewhere" / "r"
+    for directory in (state, elsewhere):
+        directory.mkdir(parents=True, exist_ok=True)
+    write_endpoint(elsewhere, own_endpoint("r", started_wall=1.0), state)
+    result = machine.podwatch("status", "-c", config)
+    assert result.returncode == 3
+    assert "PODWATCH DOES NOT ANSWER" in result.stdout, "no socket here"
+    refused = machine.podwatch("stop-training", "-c", config)
+    assert (refused.returncode, str(elsewhere) in refused.stderr) == (69, True)
+    (state / "runtime").unlink()
     result = machine.podwatch("status", "-c", config)
     assert "PODWATCH IS NOT RUNNING" in result.stdout
     assert str(machine.runtime) in "".join(result.stdout.split())

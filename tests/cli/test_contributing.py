@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from podwatch.checkpoints.trainer import trainer_from
 from podwatch.config.settings import Policies
 from podwatch.detection import rules
 from podwatch.detection.rules import Rule
@@ -65,7 +66,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_layout(example: Any) -> None:
     """Its files and its resume: tests/cli/test_added_by_a_package.py."""
-    kind = example("podwatch_shelf").KIND
+    kind = trainer_from("shelf", example("podwatch_shelf").LAYOUT)
     found = StepLines((kind.log,)).parse(clean(b"shelf step 7: loss 0.5"))
     assert found == StepLine(7)
     assert Roles((kind.processes,)).classify("shelf", "shelf --resume x") is ProcessRole.TRAINER

@@ -20,8 +20,8 @@ PART_SIZE = 5_000_000
 def write_config(path, output, store, run_id="r"):
     path.write_text(
         f'run_id = "{run_id}"\nstate_dir = "{output.parent}/state"\n[trainer]\nlayout = "custom"\n'
-        f'output_dir = "{output}"\ncommand = ["python", "train.py"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\n'
-        f'required = ["model.bin"]\n[sync]\nstore = "file://{store}"\n'
+        f'output_dir = "{output}"\ncommand = ["python", "train.py"]\n[checkpoints.custom]\nparts = "step_{{step}}"\n'
+        f'require = ["model.bin"]\n[sync]\nstore = "file://{store}"\n'
     )
     path.chmod(0o600)
     return str(path)

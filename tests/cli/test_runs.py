@@ -19,7 +19,7 @@ def config(machine) -> str:
     path = machine.directory / "podwatch.toml"
     path.write_text(
         f'run_id = "r"\nstate_dir = "{machine.directory}/state"\n[trainer]\nlayout = "custom"\noutput_dir = '
-        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\nrequired = '
+        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nparts = "step_{{step}}"\nrequire = '
         f'["m"]\n[sync]\nstore = "file://{machine.directory}/store"\n'
     )
     path.chmod(0o600)

@@ -65,7 +65,7 @@ def test_the_configured_run_without_arguments(machine, store) -> None:
     path = machine.directory / "podwatch.toml"
     path.write_text(
         f'run_id = "mine"\nstate_dir = "{machine.directory}/state"\n[trainer]\nlayout = "custom"\noutput_dir = '
-        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\nrequired = '
+        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nparts = "step_{{step}}"\nrequire = '
         f'["m"]\n[sync]\nstore = "file://{machine.directory / "store"}"\n'
     )
     path.chmod(0o600)
@@ -180,7 +180,7 @@ def test_an_archived_run_that_is_continued_is_judged_again(machine, store) -> No
     config = machine.directory / "podwatch.toml"
     config.write_text(
         f'run_id = "r"\nstate_dir = "{machine.directory}/state"\n[trainer]\nlayout = "custom"\noutput_dir = '
-        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nstep_dir = "step_{{step}}"\nrequired = '
+        f'"{machine.directory}/out"\ncommand = ["true"]\n[checkpoints.custom]\nparts = "step_{{step}}"\nrequire = '
         f'["m"]\n[sync]\nstore = "file://{machine.directory / "store"}"\n'
     )
     config.chmod(0o600)

@@ -28,7 +28,7 @@ def config(tmp_path):
     path = tmp_path / "podwatch.toml"
     path.write_text(
         f'run_id = "r"\nstate_dir = "{tmp_path}/state"\n[trainer]\nlayout = "custom"\noutput_dir = "{tmp_path}/out"\n'
-        f'[checkpoints.custom]\nstep_dir = "s{{step}}"\nrequired = ["model.bin"]\n[sync]\nstore = "b2://{BUCKET}"\n'
+        f'[checkpoints.custom]\nparts = "s{{step}}"\nrequire = ["model.bin"]\n[sync]\nstore = "b2://{BUCKET}"\n'
     )
     path.chmod(0o600)
     return str(path)

@@ -15,7 +15,7 @@ from podwatch.cli import root
 from podwatch.domain.run_state import RunState
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine
-from podwatch.system.files import FileLock
+from podwatch.system.endpoint import own_endpoint, write_endpoint
 from podwatch.system.own_directories import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -178,8 +178,8 @@ def test_the_pid_to_end_is_that_of_the_parent_which_restarts_podwatch(pod: Pod) 
     parent = subprocess.Popen(["sleep", "600"])
     try:
         (pod.root / "run/r/init.pid").write_text(f"{parent.pid}\n")
-        with FileLock(pod.state / "guard.lock"):
-            listed = pod.podwatch("uninstall")
+        write_endpoint(pod.root / "run" / "r", own_endpoint("r", started_wall=1.0))
+        listed = pod.podwatch("uninstall")
         assert f"podwatch guards the run without a service: kill {parent.pid} ends it" in listed.stdout
     finally:
         parent.kill()
@@ -191,8 +191,8 @@ def test_a_podwatch_whose_end_ends_training_is_not_said_to_leave_it_running(pod:
     parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "--job"])
     try:
         (pod.root / "run/r/init.pid").write_text(f"{parent.pid}\n")
-        with FileLock(pod.state / "guard.lock"):
-            listed = pod.podwatch("uninstall")
+        write_endpoint(pod.root / "run" / "r", own_endpoint("r", started_wall=1.0))
+        listed = pod.podwatch("uninstall")
         assert f"kill {parent.pid} ends it and training" in listed.stdout
     finally:
         parent.kill()

@@ -25,9 +25,9 @@ def test_every_key_has_a_meaning() -> None:
 def test_what_is_shown_loads_again_to_the_same() -> None:
     text = (
         MINIMAL + 'layout = "custom"\ncommand = ["a \\"b\\"", "ü\\t"]\nenv = { A = "1" }\n'
-        '[checkpoints.custom]\nrequired = ["x/*"]\n[gpu]\nhold = "1.5s"\n[disk]\ncapacity = "1234567B"\n'
+        '[checkpoints.custom]\nrequire = ["x/*"]\n[gpu]\nhold = "1.5s"\n[disk]\ncapacity = "1234567B"\n'
     )
-    loaded = load_text(text, None, environ={}, overrides={"hang.k": 7})
+    loaded = load_text(text, None, environ={}, overrides={"hang.floor": "30m"})
     again = load_text(render_toml(loaded.settings, loaded.sources), None, environ={})
     assert again.settings == loaded.settings
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.checkpoints.layout import SAVES, Concern
+from podwatch.checkpoints.shapes import SAVES, Concern
 from podwatch.daemon.backup_findings import backup_findings, upload_findings
 from podwatch.daemon.entry import silent_seconds
 from podwatch.daemon.own_findings import freeze_findings, saved_after_all, supervisor_findings

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layout import Site
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 from podwatch.daemon.checkpoint_loop import KEPT, Announced, CheckpointLoop, Rescans
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.event import Event
@@ -29,7 +30,7 @@ class Nothing:
 
 async def test_the_trainers_own_pins_are_read_with_every_look(tmp_path: Path) -> None:
     run(verl_fsdp(tmp_path, 10))
-    layout, clock, worker = KINDS["verl"].make(Site(tmp_path)), SystemClock(), Worker("looks")
+    layout, clock, worker = layout_of(all_trainers()["verl"], Site(tmp_path)), SystemClock(), Worker("looks")
     refuse, refreshed = False, list[str]()
 
     class Watching(Nothing):
@@ -68,7 +69,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.sets: tuple[CheckpointSet, ...] = ()
-        self.layout = KINDS["verl"].make(Site(Path("/nowhere")))
+        self.layout = layout_of(all_trainers()["verl"], Site(Path("/nowhere")))
 
     def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:
         return self.sets

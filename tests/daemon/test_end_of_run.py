@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from podwatch.daemon.backup.backup import Unstored
+from podwatch.daemon.backup.upload_queue import Unstored
 from podwatch.daemon.end_of_run import EndOfRun, FinalSync, Stored
 from podwatch.daemon.shutdown import Exit
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS, UNDER_INIT

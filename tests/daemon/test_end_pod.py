@@ -16,7 +16,7 @@ from podwatch.daemon.settings_in_force import Configuration
 from podwatch.daemon.shutdown import Exit
 from podwatch.domain.event import Event
 from podwatch.domain.finding import FindingKind
-from podwatch.domain.run import IntentKind, StartRecord
+from podwatch.domain.run import StartRecord
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import AsyncJournal, Journal
@@ -115,7 +115,6 @@ async def test_each_recipe_ends_its_machine(
     assert (provider.state, len(provider.calls)) == (state, 1)
     assert here.notes.all == ()
     assert "pod-key" not in here.texts
-    assert await here.journal.run(Journal.open_intents, IntentKind.END_POD) == []
 
 
 async def test_a_refusal_and_an_empty_answer_are_tried_again(tmp_path: Path, provider: Provider) -> None:
@@ -210,13 +209,14 @@ async def test_a_try_is_counted_before_it_runs(tmp_path: Path) -> None:
     program = (
         "import sqlite3, sys\n"
         f"db = sqlite3.connect('file:{tmp_path}/journal.sqlite?mode=ro', uri=True)\n"
-        "rows = db.execute(\"select count(*) from intents where kind = 'end-pod' and state = 'open'\").fetchone()\n"
-        f"open({str(seen)!r}, 'a').write(f'{{rows[0]}} ')\n"
+        "rows = db.execute(\"select value from learned where key = 'end-pod'\").fetchone()\n"
+        "import json\n"
+        f"open({str(seen)!r}, 'a').write(f'{{json.loads(rows[0])[\"tries\"]}} ')\n"
     )
     here = pod(tmp_path, None, sys.executable, "-c", program)
     here.settings = here.settings.model_copy(update={"tries": 2})
     await here.end(DONE)
-    assert seen.read_text() == "1 1 "
+    assert seen.read_text() == "1 2 "
 
 
 async def test_a_command_that_hangs_is_killed_and_one_that_is_missing_is_named(tmp_path: Path) -> None:

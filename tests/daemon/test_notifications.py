@@ -150,12 +150,12 @@ class Shifted(SystemClock):
         return super().wall() + self._seconds
 
 
-async def test_a_severity_before_a_url_and_for_the_command(tmp_path: Path) -> None:
+async def test_a_severity_before_a_url(tmp_path: Path) -> None:
     urls = ("warning https://a.example/key123", "https://b.example")
-    whole = settings(tmp_path, command=["/bin/true"], command_severity="critical", urls=urls)
+    whole = settings(tmp_path, command=["/bin/true"], urls=urls)
     made = whole.notify
     channels = channels_of(whole, all_urls(made))
-    assert [channel.least for channel in channels] == [Severity.CRITICAL, Severity.WARNING, None]  # type: ignore[attr-defined]
+    assert [channel.least for channel in channels] == [None, Severity.WARNING, None]  # type: ignore[attr-defined]
     assert [channel.name for channel in channels[1:]] == ["https://a.example/...", "https://b.example/..."]
     assert "key123" not in scrub("posted to https://a.example/key123")
     asked = [channel.least for channel in channels]  # type: ignore[attr-defined]
@@ -163,9 +163,9 @@ async def test_a_severity_before_a_url_and_for_the_command(tmp_path: Path) -> No
 
 
 def test_the_topic_findings_includes_what_blocks_training(tmp_path: Path) -> None:
-    """Lists of before the topic ``blocked`` keep what they had."""
-    chosen = [settings(tmp_path, events=events).notify.topics for events in (("findings",), ("disk",))]
-    assert chosen == [{Topic.FINDINGS, Topic.BLOCKED}, {Topic.DISK}]
+    """``findings`` includes what needs the operator."""
+    chosen = [settings(tmp_path, events=events).notify.topics for events in (("findings",), ("restarts",))]
+    assert chosen == [{Topic.FINDINGS, Topic.NEEDS_OPERATOR}, {Topic.RESTARTS}]
 
 
 def test_a_line_of_the_file_with_a_remark(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from podwatch.daemon.state_check import StateCheck, open_journal
 from podwatch.disk.remove import Remover
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
-from podwatch.domain.run import IntentKind, Mutation, MutationGuard
+from podwatch.domain.run import Mutation, MutationGuard
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
 from podwatch.recovery.run_file import RunFile
@@ -152,7 +152,7 @@ async def test_without_a_database_training_is_restarted_and_nothing_deleted(tmp_
     assert "still restarts training" in finding.summary
     assert "deletes nothing and publishes nothing" in finding.summary
     with pytest.raises(HostError, match="cannot be recorded now"):
-        stand.journal.open_intent(IntentKind.HOOK, {})
+        stand.journal.record("hook:a", {})
     kept = stand.journal.open_incident("hang", "meanwhile")
     database.rmdir()
     await stand.until(lambda: stand.allowed() == EVERYTHING)

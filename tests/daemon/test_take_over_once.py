@@ -4,7 +4,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from podwatch.checkpoints.layout import Layout
 from podwatch.daemon.backup.run_side import TAKE_OVER, RunSide
 from podwatch.domain.lease import Claim, Pod
 from podwatch.domain.run_state import WonClaim
@@ -18,7 +17,7 @@ def test_the_claim_and_the_flag_are_one_edit(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "state").mkdir()
     file = RunFile(tmp_path / "state", Workspace(tmp_path / "out"), "r1", AutoClock())
-    parts: Any = SimpleNamespace(file=file, layout=cast("Layout", None))
+    parts: Any = SimpleNamespace(file=file, layout=SimpleNamespace(table=SimpleNamespace(identity=())))
     unused = cast("Any", None)
     pod = Pod("w", "machine", "boot")
     run = RunSide(unused, parts, unused, unused, unused, unused, pod=pod, take_over="id")

@@ -43,7 +43,7 @@ def test_a_day_with_a_save_every_35_minutes_stays_within_the_free_calls() -> Non
                 break
             store.wall = MIDNIGHT + day * 86400 + minute * 60.0
             save = intent_of(step, f"s{step}")
-            one.publish(send(store, save), AUTHOR)
+            one.publish(*send(store, save), AUTHOR)
             budget.count("main", store.calls, store.wall)
             names = sum(TENFOLD if "/w/" in key else 1 for key in store.data)
             if day and budget.allows(3 * names, store.wall):

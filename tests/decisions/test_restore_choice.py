@@ -15,10 +15,10 @@ from podwatch.store.restore.choose import candidates, passed_over, was_started_a
 def save(
     step: int, seq: int, *, generation: int = 1, problem: str = "", start: str = "", begun: int | None = None
 ) -> Stored:
-    head = ("run", step, f"s{step}-{generation}-{seq}", "w", generation, seq, 0.0, "hf", 1, 0, ())
-    manifest = SaveManifest(*head, lineage="l", start_id=start, from_step=begun)
+    head = ("run", step, f"s{step}-{generation}-{seq}", "w", generation, 0.0, "hf", 1, ())
+    manifest = SaveManifest(*head, seq=seq, lineage="l", start_id=start, from_step=begun)
     digest = f"sha256:{step + 1000 * seq + 10**6 * generation:064}"
-    return Stored(step, head[2], generation, seq, problem=problem, manifest=manifest, hash=digest)
+    return Stored(step, head[2], "l", generation, seq, problem=problem, manifest=manifest, hash=digest)
 
 
 def pointer(to: Stored | None, seq: int, *, generation: int = 1) -> PointerSeen:

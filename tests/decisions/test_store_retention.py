@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, StoredFile
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest
 from podwatch.store.inventory import Inventory, Stored, Unfinished
 from podwatch.store.pointers import PointerSeen
 from podwatch.store.retention import RetentionRules, keeps, milestones, named_lately, plan
@@ -17,16 +18,16 @@ OLD = NOW - 100 * HOUR
 """When the first save was stored."""
 LAST_TWO = RetentionRules(keep_last=2, keep_every=0)
 HASH = "sha256:" + "0" * 64
-FILE = StoredFile("w", "model", 1, 1, hashes=("sha1:" + "0" * 40,))
+FILE = FileEntry("model", "w", 1, 1, hashes=("sha1:" + "0" * 40,))
 
 
 def manifest(step: int, save_id: str, seq: int, lineage: str = "main") -> SaveManifest:
-    return SaveManifest("run", step, save_id, "me", 1, seq, OLD, "custom", 100, 1, (FILE,), lineage=lineage)
+    return SaveManifest("run", step, save_id, "me", 1, OLD, "custom", 100, (FILE,), seq=seq, lineage=lineage)
 
 
 def stored(step: int, *, seq: int | None = None, wall: float = OLD, **changes: Any) -> Stored:
     number, save_id = step if seq is None else seq, f"s{step}"
-    made = Stored(step, save_id, 1, number, 1, 1, wall, manifest=manifest(step, save_id, number), hash=HASH)
+    made = Stored.of(manifest(step, save_id, number), HASH, wall, ())
     return replace(made, **changes)
 
 

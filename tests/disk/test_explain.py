@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.command import Command
+from podwatch.checkpoints.prime_rl import steps_in_use
 from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, RecordFiles
-from podwatch.checkpoints.trainers.prime_rl_run import steps_in_use
 from podwatch.config.settings import DiskSettings
 from podwatch.disk.explain import no_room, other_disks, part_elsewhere, plan_document
 from podwatch.disk.next_save import NextSave, predict

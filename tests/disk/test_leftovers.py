@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.disk import leftovers
 from podwatch.disk.leftovers import Measurements
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree
+from tests.drivers.checkpoints import prime_rl_layout
 from tests.support.checkpoints import write_prime_rl_step, write_rollouts
 from tests.support.fixed_paths import FixedPaths
 
@@ -90,7 +90,7 @@ def test_prime_rl_names_what_belongs_to_no_checkpoint(tmp_path: Path, variant: s
         write_prime_rl_step(out, step, variant)
     for step in (3, 4, 5, 9):
         write_rollouts(out, step, variant)
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     workspace = Workspace(out)
     workspace.trash.mkdir(parents=True)
     found = Measurements(workspace, layout, keep_seconds=60.0).measure(0.0, verified=8)

@@ -10,6 +10,7 @@ from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
 from podwatch.controller.records import Bill, ControllerRecords, MachineRecord
 from podwatch.controller.run_view import ControllerClaim
 from podwatch.domain.account_document import AccountTotals
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.document import Document
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
@@ -26,16 +27,12 @@ from podwatch.domain.status_document import Status
 from podwatch.recording.last_day import Moment
 from podwatch.reporting.status import build_status
 from podwatch.store.documents import (
-    ExportedFile,
     RunPointer,
-    SavedFile,
-    SavedLink,
     SaveExports,
     SaveIntent,
     SaveManifest,
-    StoredFile,
 )
-from podwatch.store.runs.archive_record import ArchiveRecord
+from podwatch.store.runs.reading import ArchiveRecord
 from podwatch.store.runs.start_record import LeftOut, StartFile, StoredStart
 from tests.reporting import views
 
@@ -44,13 +41,13 @@ MACHINE = MachineRecord(3, "vast", 2.0, 1.0, bills=(Bill("vast", "m", 1.0, 2.0),
 FILE = StartFile("/root/a.toml", "aa-a.toml", "a" * 64, 3, "0755", True)
 SAMPLES: list[Document] = [
     SaveIntent(
-        "run", 40, "save", "w", 3, 1.0, "dcp", 100, (SavedFile("part", "a", 3, 5),), (SavedLink("part", "b", "a"),)
+        "run", 40, "save", "w", 3, 1.0, "dcp", 100, (FileEntry("a", "part", 3, 5),), (SymlinkEntry("b", "part", "a"),)
     ),
     SaveManifest(
-        "run", 40, "save", "w", 3, 7, 1.0, "dcp", 100, 3, (StoredFile("part", "a", 3, 5, 0o644, (SHA,)),),
-        (SavedLink("part", "b", "a"),), "line", "start-1", 20, 4, "digest", ("uv", "run"), {"shared": "x"},
+        "run", 40, "save", "w", 3, 1.0, "dcp", 100, (FileEntry("a", "part", 3, 5, hashes=(SHA,)),),
+        (SymlinkEntry("b", "part", "a"),), 7, "line", "start-1", 20, 4, "digest", ("uv", "run"), {"shared": "x"},
     ),
-    SaveExports("run", 40, "save", 1.0, (ExportedFile("weights", "a", 3, SHA),), True),
+    SaveExports("run", 40, "save", 1.0, (FileEntry("a", "weights", 3, 5, hashes=(SHA,)),), True),
     RunPointer("run", 3, 7, 40, "w", 1.0, "save", SHA, 9, 3, "line", "dcp", "pod-1", {"shared": "x"}),
     ClaimDocument("w", "m", "b", "p", "pod-1", WHERE, "process", 3, "nonce", "now"),
     Heartbeat(

@@ -13,22 +13,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from podwatch.checkpoints import inspect_child
+from podwatch.checkpoints import inspect_child, prime_rl
 from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layout import Judgement, Layout, PartFiles, Recognition, Site, counts_saves
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.prime_rl import PrimeRLLayout
 from podwatch.checkpoints.records import RecordedFile
 from podwatch.checkpoints.scan import scan_part
+from podwatch.checkpoints.shapes import PartFiles, Recognition, Site
 from podwatch.checkpoints.structures import INDEX
-from podwatch.checkpoints.table import SaveEnd, custom_table
+from podwatch.checkpoints.table import SaveEnd, TrainerTable
 from podwatch.checkpoints.trackers import tracker_text
-from podwatch.checkpoints.trainers import KINDS, make_layout, prime_rl_run
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import choose, layout_of, make_layout, recognise
 from podwatch.checkpoints.trainers import recognised as _recognised
-from podwatch.checkpoints.trainers.choose_layout import choose
 from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSettings
-from podwatch.daemon.backup import export_parts
+from podwatch.daemon.backup import exports
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
 
@@ -40,7 +43,8 @@ __all__ = [
     "CheckpointSet",
     "Completeness",
     "ConfigurationError",
-    "Judgement",
+    "Inspection",
+    "InspectionOutcome",
     "Layout",
     "PartFiles",
     "Recognition",
@@ -49,7 +53,6 @@ __all__ = [
     "catalogue_of",
     "chosen",
     "configured_layout",
-    "counts_saves",
     "custom_layout",
     "file_problem",
     "hf_layout",
@@ -60,6 +63,7 @@ __all__ = [
     "names_in_safetensors",
     "one_reader",
     "open_layout",
+    "prime_rl_layout",
     "reader_that_lives",
     "recognised",
     "recognised_as",
@@ -71,9 +75,9 @@ __all__ = [
     "without_the_parents_reader",
 ]  # fmt: skip
 
-COMPARING: list[Callable[[Layout, int, Judgement | None], None]] = []
+COMPARING: list[Callable[[Layout, int, Inspection | None], None]] = []
 """They get every verdict of ``judge``."""
-LAYOUTS = tuple(KINDS)
+LAYOUTS = tuple(all_trainers())
 """The names of all layouts. ``custom`` needs a configuration."""
 
 
@@ -93,7 +97,7 @@ class Clock(Protocol):
 def open_layout(name: str, output_dir: Path, command: Sequence[str] = (), **options: Any) -> Layout:
     """The layout of this name over an output directory. ``command``: of a fresh start. ``options``: ``checkpoint_dir``
     and ``cwd``, where they are configured."""
-    return KINDS[name].make(Site(output_dir, command=tuple(command), **options))
+    return layout_of(all_trainers()[name], Site(output_dir, command=tuple(command), **options))
 
 
 def configured_layout(name: str, output_dir: Path, command: Sequence[str]) -> Layout:
@@ -108,7 +112,7 @@ def scan(layout: Layout, step: int) -> list[PartFiles]:
     return [scan_part(part).found for part in layout.steps()[step]]
 
 
-def judge(layout: Layout, step: int) -> Judgement | None:
+def judge(layout: Layout, step: int) -> Inspection | None:
     """The layout's word on one step as it lies there now: ``whole``, ``reason``, ``marker``, ``problems``,
     ``leftovers``, ``world_size``, ``save_token``. None if it does not see the step."""
     parts = layout.steps().get(step)
@@ -130,12 +134,12 @@ def recognised(output_dir: Path, command: Sequence[str] = ()) -> list[Recognitio
 
 def recognised_as(name: str, output_dir: Path, command: Sequence[str] = ()) -> Recognition | None:
     """Whether it may be this one."""
-    return KINDS[name].recognise(Site(output_dir, command=tuple(command)))
+    return recognise(all_trainers()[name], Site(output_dir, command=tuple(command)))
 
 
 def chosen(output_dir: Path) -> str:
     """The layout that ``auto`` takes."""
-    return choose(Site(output_dir), KINDS.values()).layout
+    return choose(Site(output_dir)).layout
 
 
 def catalogue_of(layout: Layout, clock: Clock, **settle: float) -> Catalogue:
@@ -170,12 +174,14 @@ def without_the_parents_reader() -> None:
     INSPECTOR._own = threading.local()
 
 
+ANY_FILE = TrainerTable(parts={"checkpoint": ("{step}",)}, require=(("*",),))
+
+
 def answer_about(path: Path) -> tuple[str, str]:
     """(outcome, reason) of an inspection that was told of this file as it was listed: 106 bytes of long ago."""
-    table = custom_table("{step}", required=("*",))
     file = RecordedFile("checkpoint", path.name, _SAID, 0)
     with INSPECTOR:
-        found = INSPECTOR.inspect(table, 5, {"checkpoint": path.parent}, (file,))
+        found = INSPECTOR.inspect(ANY_FILE, 5, {"checkpoint": path.parent}, (file,))
     return found.outcome, found.reason
 
 
@@ -245,14 +251,16 @@ def _inspected(path: Path) -> object:
         file = RecordedFile("checkpoint", path.name, status.st_size, status.st_mtime_ns)
     except OSError:
         return "absent"
-    found = INSPECTOR.inspect(custom_table("{step}", required=("*",)), 5, {"checkpoint": path.parent}, (file,))
+    found = INSPECTOR.inspect(
+        TrainerTable(parts={"checkpoint": ("{step}",)}, require=(("*",),)), 5, {"checkpoint": path.parent}, (file,)
+    )
     return found.outcome, found.faults, found.unsized, found.hole
 
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "safetensors header": ("model.safetensors", _inspected),
     "index": ("model.safetensors.index.json", _inspected),
-    "index of an export": ("x.safetensors.index.json", lambda p: export_parts._without_shards(p.parent, [_entry(p)])),
+    "index of an export": ("x.safetensors.index.json", lambda p: exports._without_shards(p.parent, [_entry(p)])),
     "torch file": ("model.pt", _inspected),
     "any .bin": ("model.bin", _inspected),
     "json": ("config.json", _inspected),
@@ -262,7 +270,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "the child's tracker": ("latest", lambda p: inspect_child._tracker(p).text),
     "a command's toml": ("run.toml", lambda p: Command(["x", "@", str(p)], Path("/")).documents),
     "a command's script": ("train.sh", lambda p: Command(["bash", str(p)]).programs),
-    "a mention": ("train.sh", lambda p: prime_rl_run._mentions(p, "secret")),
+    "a mention": ("train.sh", lambda p: prime_rl._mentions(p, "secret")),
 }
 """Name -> (a file name that it reads, how)."""
 
@@ -274,5 +282,12 @@ def hf_layout(output_dir: Path) -> Layout:
     return open_layout("hf", output_dir)
 
 
+def prime_rl_layout(output_dir: Path, *, command: Sequence[str] = (), **options: Any) -> PrimeRLLayout:
+    """``options`` as those of ``open_layout``."""
+    layout = open_layout("prime-rl", output_dir, command, **options)
+    assert isinstance(layout, PrimeRLLayout)
+    return layout
+
+
 def custom_layout(output_dir: Path, settings: CustomLayoutSettings) -> Layout:
-    return KINDS["custom"].make(Site(output_dir, custom=settings))
+    return layout_of(all_trainers()["custom"], Site(output_dir, custom=settings))

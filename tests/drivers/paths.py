@@ -15,13 +15,11 @@ import pytest
 
 import podwatch.system.files
 import podwatch.system.pinned_directories
-from podwatch.checkpoints import settle_time
 from podwatch.checkpoints.known_checkpoints import SetContents
-from podwatch.checkpoints.layout import PartDir, PartFiles, Tracker
+from podwatch.checkpoints.shapes import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files
 from podwatch.disk.leftovers import Measurements, quarantine_entries
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover
@@ -281,7 +279,6 @@ def _begin(guard: Guard) -> None:
     """What a podwatch does before its first look."""
     found = guard.workspace.probe()
     quarantine.make_spare(found)
-    settle_time.probe(found.outside, found.tree)
     found.exposed()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from podwatch.config.loading import load_text
+from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.run import IntentKind
 from podwatch.hooks import hook_runner
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.policy.hooks import INTERRUPTED_AT_MOST
@@ -77,6 +77,11 @@ class Running:
     def __init__(self, hooks: hook_runner.Hooks, journal: AsyncJournal) -> None:
         self.hooks, self.journal = hooks, journal
 
+    async def running(self) -> list[object]:
+        """What the state of the hook says that runs."""
+        kept = await self.journal.run(Journal.learned, hook_runner.key_of("eval"))
+        return kept["running"]
+
     def emit(self, name: EventName, **fields: str | int | bool | None) -> None:
         event = Event(name, time.time(), "said", fields=fields)
         self.journal.post(Journal.add_event, event)
@@ -115,7 +120,7 @@ def test_it_runs_with_the_document_and_reports_its_result(tmp_path: Path) -> Non
         async with pod.hooks() as now:
             now.saved(5)
             await until(lambda: pod.events)
-            assert await now.journal.run(Journal.open_intents, IntentKind.HOOK) == []
+            assert await now.running() == []
 
     asyncio.run(main())
     document, event = pod.ran()[0], pod.events[0]
@@ -144,6 +149,30 @@ def test_the_end_of_a_run_waits_for_what_was_reported_and_each_event_is_taken_on
 
     asyncio.run(main())
     assert [event.fields["step"] for event in pod.events] == [5, 10]
+
+
+def test_an_end_that_cannot_be_recorded_is_recorded_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next podwatch repeats a run that came to its end, or says that it was interrupted."""
+    pod = Pod(tmp_path, recording(tmp_path))
+    real, calls = Journal.record, []
+
+    def record(journal: Journal, key: str, value: Any) -> None:
+        calls.append(value)
+        if len(calls) == 3:  # a new hook is recorded, then the run, then its end
+            raise HostError("the disk is away")
+        real(journal, key, value)
+
+    monkeypatch.setattr(Journal, "record", record)
+
+    async def main() -> None:
+        async with pod.hooks() as now:
+            now.saved(5)
+            await until(lambda: len(calls) >= 4)
+            kept = await now.journal.run(Journal.learned, hook_runner.key_of("eval"))
+            assert (kept["running"], kept["done"]) == ([], ["checkpoint:5:s5"])
+
+    asyncio.run(main())
+    assert len(pod.ran()) == 1
 
 
 @pytest.mark.slow
@@ -282,7 +311,7 @@ def test_a_hook_that_is_interrupted_again_and_again_is_given_up(tmp_path: Path) 
     async def last() -> None:
         async with pod.hooks() as now:
             await until(lambda: any(e.name is EventName.HOOK_FAILED for e in pod.events))
-            assert await now.journal.run(Journal.open_intents, IntentKind.HOOK) == []
+            assert await now.running() == []
 
     asyncio.run(last())
     assert "not run again" in pod.events[-1].message
@@ -299,7 +328,6 @@ def test_a_new_hook_does_not_run_for_the_past_and_a_removed_one_leaves_nothing(t
     async def present() -> None:
         other = Pod(tmp_path, recording(tmp_path).replace('"eval"', '"other"'))
         async with other.hooks() as now:
-            assert await now.journal.run(Journal.open_intents, IntentKind.HOOK) == []
             now.saved(10)
             await until(lambda: other.events)
         assert [d["step"] for d in other.ran()][1:] == [10]

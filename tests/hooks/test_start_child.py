@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.config.loading import load_text
-from podwatch.config.settings import CheckSettings, HookSettings
+from podwatch.config.settings import HookSettings
 from podwatch.domain.errors import PodwatchError
 from podwatch.hooks import child_main, start_child
 from podwatch.system import procfs
@@ -245,12 +245,12 @@ def test_it_gets_the_environment_of_training_then_its_own(tmp_path: Path) -> Non
         f'run_id = "r1"\n[trainer]\noutput_dir = "{tmp_path}/out"\nenv_file = "{tmp_path}/train.env"\n'
         'env = { CUDA_VISIBLE_DEVICES = "0,1", BOTH = "env" }\n'
         f'[[hooks]]\nname = "h"\non = ["checkpoint"]\ncommand = ["env"]\nenv_file = "{tmp_path}/hook.env"\n'
-        '[[checks]]\nname = "c"\ncommand = ["env"]\n'
+        '[[hooks]]\nname = "c"\non = ["check"]\ncommand = ["env"]\n'
         '[evaluation]\ncommand = ["env"]\n'
     )
     settings = load_text(text, None, environ={}).settings
 
-    def shown(child: HookSettings | CheckSettings, **own: str) -> dict[str, str]:
+    def shown(child: HookSettings, **own: str) -> dict[str, str]:
         environ = {"PATH": os.environ["PATH"], "HOME": "/root", "BOTH": "podwatch"}
         made = start_child.order_for(child, settings, environ, own=own, document={}, title="t", state=None)
         return dict(line.split("=", 1) for line in run(made).tail.splitlines())
@@ -259,8 +259,8 @@ def test_it_gets_the_environment_of_training_then_its_own(tmp_path: Path) -> Non
     assert (hook["HF_TOKEN"], hook["CUDA_VISIBLE_DEVICES"], hook["BOTH"]) == ("hf-4711-token", "0,1", "hook")
     assert hook["HOME"] == "/root"
     assert not hook.keys() & {"B2_APPLICATION_KEY", "PODWATCH_SYNC__STORE"}, "podwatch's own"
-    assert shown(settings.checks[0])["BOTH"] == "training"
-    evaluation = shown(settings.evaluation.as_check(), CUDA_VISIBLE_DEVICES="")
+    assert shown(settings.hooks[1])["BOTH"] == "training"
+    evaluation = shown(settings.evaluation.as_hook(), CUDA_VISIBLE_DEVICES="")
     assert (evaluation["HF_TOKEN"], evaluation["CUDA_VISIBLE_DEVICES"]) == ("hf-4711-token", "")
 
 
@@ -288,13 +288,13 @@ def test_what_its_user_cannot_read_is_a_problem() -> None:
         shell = ("/bin/sh", str(script))
         assert (problem(*shell), problem(str(program))) == ("", "")
         script.parent.chmod(0o700)
-        said = f": the mode of {script.parent} does not allow it"
+        said = ": permission denied"
         assert problem(*shell) == f"user nobody cannot read {script}{said}"
         assert problem(str(program)) == f"user nobody cannot execute {program}{said}"
         script.parent.chmod(0o711)
         assert problem(*shell) == "", "a directory need not be readable"
         script.chmod(0o600)
-        assert problem(*shell) == f"user nobody cannot read {script}: the mode of {script} does not allow it"
+        assert problem(*shell) == f"user nobody cannot read {script}{said}"
         os.chown(script, 65534, -1)
         if pwd.getpwnam("nobody").pw_uid == 65534:
             assert problem(*shell) == ""

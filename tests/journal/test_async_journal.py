@@ -8,7 +8,6 @@ import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal import AsyncJournal, Journal
 
 
@@ -22,8 +21,7 @@ async def test_calls_and_posts_keep_their_order(tmp_path: Path) -> None:
         journal.post(Journal.add_event, note(n))
     last = await journal.run(Journal.add_event, note(20))
     assert last.id == 21
-    intent = await journal.run(Journal.open_intent, IntentKind.END_POD, {"a": 1})
-    await journal.run(Journal.settle, intent.id, IntentState.DONE, note="x")
+    await journal.run(Journal.record, "a", {"a": 1})
     assert [e.wall for e in journal.sync.events()] == [float(n) for n in range(21)]
     await journal.close()
     await journal.close()

@@ -1,4 +1,4 @@
-"""A really full filesystem (a small tmpfs): intents still get through on the reserved room."""
+"""A really full filesystem (a small tmpfs): records still get through on the reserved room."""
 
 import ctypes
 import os
@@ -9,7 +9,6 @@ import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.run import IntentKind, IntentState
 from podwatch.journal import Journal
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -46,8 +45,8 @@ def test_writes_go_on_at_zero_bytes_free(small: Path) -> None:
     journal = Journal.open(small / "j.sqlite")
     fill(small)
     for n in range(1000):
-        intent = journal.open_intent(IntentKind.HOOK, {"n": n})
-        journal.settle(intent.id, IntentState.DONE, "removed")
+        journal.record("hook:a", {"n": n})
+        journal.record("hook:a", {"n": n, "done": True})
         assert journal.add_event(note(n)).id > 0
     assert journal.dropped == 0
     journal.close()
@@ -62,13 +61,13 @@ def test_a_restart_at_zero_bytes_free_still_writes(small: Path) -> None:
     assert again.rebuilt == ""
     assert len(again.events()) == 1
     for n in range(200):
-        again.settle(again.open_intent(IntentKind.END_POD, {"n": n}).id, IntentState.DONE)
+        again.record("end-pod", {"n": n})
     again.close()
 
 
 def test_a_full_disk_and_no_ballast_still_opens_what_is_there(small: Path) -> None:
     journal = Journal.open(small / "j.sqlite")
-    journal.open_intent(IntentKind.END_POD, {"n": 1})
+    journal.record("end-pod", {"n": 1})
     journal.close()
     (small / "j.sqlite.ballast").unlink()
     (small / "j.sqlite-shm").write_bytes(b"")
@@ -77,18 +76,18 @@ def test_a_full_disk_and_no_ballast_still_opens_what_is_there(small: Path) -> No
     fill(small)
     spare.unlink()
     again = Journal.open(small / "j.sqlite")
-    assert [i.data for i in again.open_intents()] == [{"n": 1}]
+    assert again.learned("end-pod") == {"n": 1}
     again.close()
 
 
-def test_when_even_the_reserve_is_used_up_events_are_counted_and_intents_refused(small: Path) -> None:
+def test_when_even_the_reserve_is_used_up_events_are_counted_and_records_refused(small: Path) -> None:
     journal = Journal.open(small / "j.sqlite")
     fill(small)
     padding = "x" * 200_000
     refused = False
-    for _ in range(100):
+    for n in range(100):
         try:
-            journal.open_intent(IntentKind.END_POD, {"padding": padding})
+            journal.record(f"padding {n}", padding)
         except HostError as error:
             refused = "no space left" in str(error)
             fill(small)
@@ -99,7 +98,7 @@ def test_when_even_the_reserve_is_used_up_events_are_counted_and_intents_refused
     # An incident may need a page less than the event that found no room.
     assert any(journal.open_incident("hang", padding).id == 0 for _ in range(10))
     (small / "filler").unlink()
-    assert journal.open_intent(IntentKind.END_POD, {"padding": padding}).id > 0
+    journal.record("again", padding)
     journal.close()
 
 

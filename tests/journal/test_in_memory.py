@@ -4,14 +4,13 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
-from podwatch.domain.run import FROM_STORE, IntentKind, IntentState
+from podwatch.domain.run import FROM_STORE
 from podwatch.journal import Journal
 from podwatch.journal.open_database import SCHEMA_VERSION
 
@@ -93,10 +92,9 @@ def test_at_the_start(tmp_path: Path, obstacle: Callable[[Path], Callable[[], ob
 def test_no_action_is_recorded_in_memory(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").mkdir()
     journal = Journal.open_for_guard(tmp_path / "journal.sqlite")
-    for kind in IntentKind:
-        with pytest.raises(HostError, match="cannot be recorded now"):
-            journal.open_intent(kind, {})
-    assert journal.open_intents() == []
+    with pytest.raises(HostError, match="cannot be recorded now"):
+        journal.record("hook:a", {})
+    assert journal.learned("hook:a") is None
     journal.close()
 
 
@@ -116,19 +114,6 @@ def test_a_database_that_is_damaged_while_it_is_used_gives_way_to_an_empty_one(t
     journal.close()
 
 
-def test_a_hook_that_ends_while_the_database_is_away_has_ended(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    journal = Journal.open_for_guard(path)
-    done, other = (journal.open_intent(IntentKind.HOOK, {"hook": name}) for name in ("a", "b"))
-    damage(journal, path)
-    assert journal.events() == []
-    journal.settle(done.id, IntentState.DONE, "exit 0")
-    journal.return_to_disk()
-    assert [intent.id for intent in journal.open_intents()] == [other.id]
-    assert next(i for i in journal.intents() if i.id == done.id) == replace(done, state=IntentState.DONE, note="exit 0")
-    journal.close()
-
-
 def test_a_database_that_cannot_be_written_is_read_on_and_writes_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal.open_for_guard(path)
@@ -140,7 +125,7 @@ def test_a_database_that_cannot_be_written_is_read_on_and_writes_are_counted(tmp
     assert not journal.obstacle.in_memory
     assert journal.events() == [first]
     with pytest.raises(HostError):
-        journal.open_intent(IntentKind.HOOK, {})
+        journal.record("hook:a", {})
     journal.return_to_disk()
     assert journal.obstacle is None, "that connection could only read; a new one can write"
     assert journal.add_event(note(3)).id > first.id
@@ -216,12 +201,12 @@ def damage(journal: Journal, path: Path) -> None:
     journal._connection = sqlite3.connect(path.with_name("other"), isolation_level=None, check_same_thread=False)
 
 
-def test_an_intent_is_never_recorded_in_memory_by_a_second_try(tmp_path: Path) -> None:
+def test_an_action_is_never_recorded_in_memory_by_a_second_try(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal.open_for_guard(path)
     damage(journal, path)
     with pytest.raises(HostError):
-        journal.open_intent(IntentKind.HOOK, {"step": 1, "save_id": "s"})
+        journal.record("hook:a", {"step": 1})
     assert journal.obstacle is not None
-    assert journal.open_intents() == []
+    assert journal.learned("hook:a") is None
     journal.close()

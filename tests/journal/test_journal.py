@@ -14,7 +14,6 @@ import pytest
 from podwatch.domain.errors import HostError, InternalError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
-from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import MASK, register
 from podwatch.journal import Journal
 from podwatch.journal import journal as journal_module
@@ -29,9 +28,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.sqlite"
     journal = Journal.open(path, wall=lambda: 42.0)
     stored = journal.add_event(event(1))
-    intent = journal.open_intent(IntentKind.END_POD, {"pid": 12, "names": ["a"]})
-    other = journal.open_intent(IntentKind.HOOK, {})
-    journal.settle(other.id, IntentState.DONE, "removed")
+    journal.record("end-pod", {"tries": 2, "names": ["a"]})
     incident = journal.open_incident("silent-death", "engine died", '{"gpu": 0}')
     journal.update_incident(incident.id, resumed_step=10, lost_steps=2)
     journal.learn("gpu_base", {"0": 5})
@@ -42,10 +39,7 @@ def test_everything_survives_reopening(tmp_path: Path) -> None:
     assert again.rebuilt == ""
     assert again.events() == [stored]
     assert stored.id > 0
-    assert [(i.id, i.kind, i.data, i.wall) for i in again.open_intents()] == [
-        (intent.id, IntentKind.END_POD, {"pid": 12, "names": ["a"]}, 42.0)
-    ]
-    assert again.open_intents(IntentKind.HOOK) == []
+    assert again.learned("end-pod") == {"tries": 2, "names": ["a"]}
     current = again.current_incident()
     assert current is not None
     assert (current.resumed_step, current.lost_steps, current.evidence) == (10, 2, '{"gpu": 0}')
@@ -67,21 +61,16 @@ def test_an_unknown_incident_field_is_our_bug(tmp_path: Path) -> None:
 
 def test_events_are_bounded_and_page_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_EVENTS", 20)
-    monkeypatch.setattr(journal_module, "MAX_SETTLED_INTENTS", 5)
     monkeypatch.setattr(journal_module, "ROTATE_EVERY", 10)
     journal = Journal.open(tmp_path / "j.sqlite")
-    kept = journal.open_intent(IntentKind.END_POD, {})
     for n in range(100):
         journal.add_event(event(n, wall=float(n)))
-        journal.settle(journal.open_intent(IntentKind.HOOK, {}).id, IntentState.DONE)
     events = journal.events()
     assert 20 <= len(events) <= 30
     assert events[-1].fields["step"] == 99
     assert [e.fields["step"] for e in journal.events(after_id=events[-3].id)] == [98, 99]
     assert [e.fields["step"] for e in journal.events(limit=2)] == [98, 99]
     assert [e.fields["step"] for e in journal.events(since_wall=98.0)] == [98, 99]
-    assert len(journal.intents(1000)) < 20
-    assert journal.open_intents() == [kept]
     journal.close()
 
 
@@ -161,7 +150,7 @@ def test_reading_beside_a_writer(tmp_path: Path) -> None:
     assert len(reader.events()) == 2
     assert reader.add_event(event(3)).id == 0
     with pytest.raises(HostError):
-        reader.open_intent(IntentKind.END_POD, {})
+        reader.record("end-pod", {})
     reader.close()
     writer.close()
     with pytest.raises(HostError, match="cannot be opened"):
@@ -188,19 +177,18 @@ def test_many_threads_share_one_journal(tmp_path: Path) -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from podwatch.domain.run import IntentKind
 from podwatch.journal import Journal
 journal = Journal.open(Path(sys.argv[1]))
 n = 0
 while True:
     n += 1
-    journal.open_intent(IntentKind.END_POD, {"n": n})
+    journal.record(str(n), n)
     print(n, flush=True)
 """
 
 
-def test_an_intent_is_durable_once_it_returned(tmp_path: Path) -> None:
-    """SIGKILL the writer at a random moment: every intent it reported is there, in order, and the file is sound."""
+def test_a_record_is_durable_once_it_returned(tmp_path: Path) -> None:
+    """SIGKILL the writer at a random moment: every value it reported is there, and the file is sound."""
     path = tmp_path / "j.sqlite"
     for round_number in range(3):
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], stdout=subprocess.PIPE, text=True)
@@ -213,22 +201,9 @@ def test_an_intent_is_durable_once_it_returned(tmp_path: Path) -> None:
         child.wait()
         journal = Journal.open(path)
         assert journal.rebuilt == ""
-        numbers = [int(str(i.data["n"])) for i in journal.open_intents()]
-        last = max(reported, default=1)
-        assert numbers[:last] == list(range(1, last + 1))
-        for intent in journal.open_intents():
-            journal.settle(intent.id, IntentState.UNDONE)
+        assert all(journal.learned(str(n)) == n for n in range(1, max(reported, default=1) + 1))
         journal.close()
-
-
-def test_an_intent_of_a_kind_that_a_newer_podwatch_knows_does_not_stop_an_older_one(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j.sqlite")
-    known = journal.open_intent(IntentKind.END_POD, {"pid": 1})
-    newer = journal.open_intent(IntentKind.HOOK, {})
-    journal._write("UPDATE intents SET kind = 'teleport' WHERE id = ?", (newer.id,))
-    assert [i.id for i in journal.open_intents()] == [known.id]
-    assert [i.id for i in journal.intents()] == [known.id]
-    journal.close()
+        path.unlink()
 
 
 def test_no_secret_reaches_the_disk_and_none_of_an_older_journal_is_shown(tmp_path: Path) -> None:
@@ -239,8 +214,6 @@ def test_no_secret_reaches_the_disk_and_none_of_an_older_journal_is_shown(tmp_pa
     journal.add_event(Event(EventName.PRUNED, 1.0, told, fields={"why": told}))
     incident = journal.open_incident("hang", told, f'[{{"value": "{told}"}}]')
     assert journal.update_incident(incident.id, resolution=told, closed_wall=2.0).resolution.count(MASK) == 2
-    intent = journal.open_intent(IntentKind.END_POD, {})
-    journal.settle(intent.id, IntentState.FAILED, told)
     assert not any(b"planted" in file.read_bytes() for file in tmp_path.iterdir())
     # As versions before wrote them.
     with sqlite3.connect(path) as older:

@@ -26,6 +26,7 @@ NIGHTS = Path(__file__).parents[1] / "detection" / "nights"
 
 EXPLAINED: dict[tuple[str, str], str] = {
     ("*", "document.capabilities.leases"): "no read leases are taken any more",
+    ("*", "document.capabilities.holes"): "every layout treats a file with unwritten ranges alike, on any file system",
     ("*", "document.searched"): "a directory that does not exist yet is not listed: its parent is watched",
     ("*", "document.sets.reason"): "the rules of the tables word it",
     ("*", "document.rejected.reason"): "the same",

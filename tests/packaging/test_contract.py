@@ -73,3 +73,8 @@ def test_files_of_an_incident() -> None:
 @pytest.mark.parametrize("name", schemas.texts())
 def test_a_published_schema_is_that_of_the_type(name: str) -> None:
     assert (ROOT / "docs/schema" / name).read_text() == schemas.texts()[name], "run `python tools/schemas.py`"
+
+
+def test_settings_are_few() -> None:
+    """A table in a list counts once."""
+    assert len({re.sub(r"\[\].*", "", name) for name in outside.setting_names()}) <= 110

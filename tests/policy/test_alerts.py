@@ -12,9 +12,7 @@ from podwatch.config.settings import NotifySettings
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.policy.alerts import (
-    NEEDS_OPERATOR,
-    REPAIRED_OR_NOTES,
-    TOPICS,
+    SELF_REPAIRED,
     NoticeState,
     continued,
     kept,
@@ -73,7 +71,7 @@ class Night:
 def test_once_when_it_begins_and_once_when_it_is_over() -> None:
     night = Night().lasts(600, DISK)
     (notice,) = night.told
-    assert (notice.topic, notice.change, notice.severity) == (Topic.DISK, Change.OPENED, Severity.CRITICAL)
+    assert (notice.topic, notice.change, notice.severity) == (Topic.NEEDS_OPERATOR, Change.OPENED, Severity.CRITICAL)
     assert "31 GB are free" in notice.text
     assert notice.do == "prune"
     night.lasts(600)
@@ -136,24 +134,24 @@ def test_giving_up_is_told_at_once_and_once() -> None:
 
 def test_words_of_their_own() -> None:
     superseded = Finding(FindingKind.SUPERSEDED, Severity.CRITICAL, "taken over", 0.0)
-    assert topic_of(superseded) is Topic.SUPERSEDED
+    assert topic_of(superseded) is Topic.NEEDS_OPERATOR
     night = Night().happens(EventName.DAEMON_STOPPING).happens(EventName.DAEMON_STARTED)
     assert night.told == [], "an upgrade of podwatch wakes nobody"
     night.happens(EventName.DAEMON_STOPPING, preempted=True).happens(EventName.TRAINER_FINISHED)
     night.happens(EventName.DAEMON_STOPPING, Severity.CRITICAL)
-    assert [n.topic for n in night.told] == [Topic.PREEMPTED, Topic.FINISHED, Topic.BLOCKED]
+    assert [n.topic for n in night.told] == [Topic.NEEDS_OPERATOR, Topic.FINISHED, Topic.NEEDS_OPERATOR]
 
 
 def test_what_waits_for_the_operator_can_be_chosen_without_the_restarts() -> None:
     """The list that docs/notifications.md recommends for a night."""
-    chosen = {Topic.GAVE_UP, Topic.BLOCKED, Topic.DISK, Topic.STORE, Topic.SUPERSEDED, Topic.PREEMPTED}
+    chosen = {Topic.GAVE_UP, Topic.NEEDS_OPERATOR}
     listed = ", ".join(f'"{topic}"' for topic in Topic if topic in chosen)
     assert f"`events = [{listed}]`" in " ".join((DOCS / "notifications.md").read_text().split())
     night = Night(NotifySettings(events=tuple(map(str, chosen))))
     night.lasts(4, DEATH).happens(EventName.INCIDENT_OPENED, incident=1, kind="silent-death").lasts(60)
     held = Finding(FindingKind.BLOCKED, Severity.CRITICAL, "GPU 0 is held by another program", 0.0)
     night.lasts(60, held)
-    assert [(n.topic, n.key) for n in night.told] == [(Topic.BLOCKED, "blocked")]
+    assert [(n.topic, n.key) for n in night.told] == [(Topic.NEEDS_OPERATOR, "blocked")]
     billed = Finding(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, "still billed", 0.0)
     hang = Finding(FindingKind.HANG, Severity.CRITICAL, "no step for 3 h", 0.0)
     night = Night(NotifySettings(events=tuple(map(str, chosen)))).lasts(60, billed, hang)
@@ -175,18 +173,21 @@ def test_warnings_wake_an_operator_only_where_a_line_asks_for_them() -> None:
 
 
 def test_each_kind_of_finding_is_decided() -> None:
-    """Whoever adds a kind says whether it must wake an operator who chose `events` as the page recommends."""
-    groups = (set(TOPICS), NEEDS_OPERATOR, REPAIRED_OR_NOTES)
-    assert {kind: sum(kind in group for group in groups) for kind in FindingKind} == dict.fromkeys(FindingKind, 1)
+    """A critical finding wakes an operator who chose `events` as the page recommends, except where training starts
+    again by itself."""
     runbook = re.findall(r"^### (\S+)\n\n\*([^;*]+)", (DOCS / "runbook.md").read_text(), re.MULTILINE)
     critical = {FindingKind(name) for name, severities in runbook if "critical" in severities}
     assert len(critical) > 20
-    assert critical & REPAIRED_OR_NOTES == {
-        FindingKind.TRAINER_EXITED,
-        FindingKind.REQUIRED_CHILD_EXITED,
-        FindingKind.OUT_OF_MEMORY,
-        FindingKind.NODE_FAILED,
-    }, "training starts again after these"
+    assert (
+        critical & SELF_REPAIRED
+        == SELF_REPAIRED
+        == {
+            FindingKind.TRAINER_EXITED,
+            FindingKind.REQUIRED_CHILD_EXITED,
+            FindingKind.OUT_OF_MEMORY,
+            FindingKind.NODE_FAILED,
+        }
+    ), "training starts again after these"
 
 
 def test_a_restart_of_podwatch_tells_nothing_again() -> None:
@@ -213,7 +214,7 @@ def test_a_flood_is_held_back_and_counted_and_the_worst_gets_through() -> None:
     night.lasts(120, DISK, LAG)
     assert "sync-lagging" not in {key for _, key in night.said}
     night.happens(EventName.DAEMON_STOPPING, preempted=True)
-    assert night.told[-1].topic is Topic.PREEMPTED
+    assert night.told[-1].topic is Topic.NEEDS_OPERATOR
     night.lasts(3700, DISK, LAG, step=20)
     assert ("opened", "sync-lagging") in night.said, "told as soon as there is room"
 

@@ -64,14 +64,6 @@ def test_a_save_that_became_complete_only_after_training_resumed_from_it_is_due(
     assert policy.stop_for(state, state.waiting, 100.0, RUNNING) == (), "training has only just been started"
 
 
-def test_milestones_are_published_checkpoints_that_the_store_keeps() -> None:
-    event = Event(EventName.PUBLISHED, 0.0, "", fields={"step": 50, "generation": 1, "seq": 5})
-    assert policy.on_event(State(), event, Rules(milestones=True)).waiting == ()
-    (target,) = policy.on_event(State(), event, Rules(milestones=True), milestone=True).waiting
-    assert (target.step, target.why) == (50, "milestone")
-    assert policy.on_event(State(), event, Rules(), milestone=True).waiting == ()
-
-
 def test_steps_that_a_resume_went_back_are_due_again() -> None:
     back = Event(EventName.TRAINER_STARTING, 0.0, "", fields={"start_id": "x", "step": 10})
     assert due(Rules(every_steps=10), saved(10), saved(20), back, saved(20, save_id="again")) == [10, 20, 20]

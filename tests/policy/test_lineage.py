@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.known_checkpoints import HeldBack
+from podwatch.checkpoints.held_back import HeldBack
 from podwatch.config.settings import DiskSettings
 from podwatch.disk.next_save import NextSave
 from podwatch.disk.plan import DiskFacts, Protection, plan_removals

@@ -35,7 +35,7 @@ def test_one_rejected_checkpoint_is_what_a_kill_leaves_two_are_a_warning_with_ru
     assert (told.kind, told.severity) == (FindingKind.NOT_COMPLETE, WARNING)
     assert "the newest 2 checkpoints (steps 10 and 15) are not complete by the rule of layout 'custom'" in told.summary
     assert f"step 10, /out/checkpoints/step_10: {WHY}" in told.summary  # the newest may still be half a save
-    assert "[checkpoints.custom] required" in told.suggestion
+    assert "[checkpoints.custom] require" in told.suggestion
     assert [e.signal for e in told.evidence] == ["step 15", "step 10"]
 
 

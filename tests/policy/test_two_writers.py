@@ -5,11 +5,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.checkpoints.second_writer import ALONE, SPANS_KEPT, Beside, Span, follow, made_by_us, why_held
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Snapshot, observed
 from podwatch.policy.confirm_resume import ConfirmationState
-from podwatch.policy.second_writer import ALONE, SPANS_KEPT, Beside, Span, follow, made_by_us, why_held
 from podwatch.recovery.choose import choose
 from podwatch.recovery.context import Attempt
 

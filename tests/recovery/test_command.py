@@ -15,8 +15,8 @@ from podwatch.config.loading import load_text
 from podwatch.config.settings import Settings
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import StartRecord
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Supervision
-from podwatch.incidents import scrub
 from podwatch.policy.command_diff import differences, grouped
 from podwatch.recovery.command_changed import Difference, RunningCommand, renamed
 from podwatch.system.procfs import identify

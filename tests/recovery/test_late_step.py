@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
+from podwatch.checkpoints.second_writer import ALONE
 from podwatch.config.settings import GpuSettings, RecoverySettings
 from podwatch.domain.finding import FindingKind
 from podwatch.policy.restart import RestartHistory
-from podwatch.policy.second_writer import ALONE
 from podwatch.recovery.context import Notes
 from podwatch.recovery.recovery import Confirmation
 from podwatch.recovery.state import Phase

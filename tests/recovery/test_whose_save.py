@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from podwatch.checkpoints.second_writer import Beside, Span
 from podwatch.domain.finding import FindingKind
-from podwatch.policy.second_writer import Beside, Span
 from podwatch.recovery import Phase
 from tests.support.recovery_world import Podwatch, World, death
 

@@ -40,7 +40,9 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def notice(severity: Severity = Severity.CRITICAL, text: str = "31 GB are free", **more: Any) -> dict[str, Any]:
-    made = Notice(Topic.DISK, Change.OPENED, severity, "disk-no-room", text, "disk-no-room", 1.7e9, do="", **more)
+    made = Notice(
+        Topic.NEEDS_OPERATOR, Change.OPENED, severity, "disk-no-room", text, "disk-no-room", 1.7e9, do="", **more
+    )
     return document_of(made, run_id="r1", host="pod")
 
 
@@ -352,7 +354,9 @@ async def test_each_channel_gets_the_notices_of_its_severity(least: Severity | N
         ("over", Severity.INFO, Severity.CRITICAL, False),
         ("warning", Severity.WARNING, None, False),
     ):
-        made = Notice(Topic.DISK, Change.OPENED, severity, "t", text, "k", 1.7e9, do="", weight=weight, usual=usual)
+        made = Notice(
+            Topic.NEEDS_OPERATOR, Change.OPENED, severity, "t", text, "k", 1.7e9, do="", weight=weight, usual=usual
+        )
         notifier.tell(document_of(made, run_id="r1", host="pod"), made)
     await notifier.flush(5.0)
     assert channel.got == gets

@@ -14,11 +14,10 @@ from podwatch.domain.status_document import RecoveryView
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.policy.steps_at_risk import steps_at_risk
 from podwatch.reporting.daemon_view import DaemonView
-from podwatch.reporting.metrics import exposition, make_registry
+from podwatch.reporting.metrics import exposition, for_wandb, make_registry
 from podwatch.reporting.status import build_status
 from podwatch.reporting.status_screen import headline as first_line
 from podwatch.reporting.status_screen import render
-from podwatch.reporting.wandb import metrics_of
 from tests.reporting import views
 
 LAST = "; the trainer is alive, last step 85"
@@ -38,7 +37,7 @@ def shown(view: DaemonView) -> dict[str, object]:
         for family in text_string_to_metric_families(exposition(make_registry(lambda: view)).decode())
         for sample in family.samples
     }
-    figures = metrics_of(view, lost_steps=0)
+    figures = for_wandb(view)
     line = re.search(r"step (\d+)", headline("watching", view.facts.pod))
     first = re.search(r"at step (\d+)|last step (\d+)", first_line(document))
     return {

@@ -37,7 +37,7 @@ def test_a_short_outage_can_be_seen() -> None:
     moments = [*minutes(100, 50), Moment(NOW - 3000, "starting", started=True), *minutes(49, 0)]
     html = plots(moments, NOW)
     assert "Training: running; 1 start of training" in text_of(html)
-    assert f" {HEIGHT - 4}L" in html, "down and up again"
+    assert f" {HEIGHT - 4}h1L" in html, "down and up again"
     assert f" {HEIGHT - 4}" not in plots(minutes(100, 0), NOW)
 
 
@@ -62,6 +62,12 @@ def test_step_times_are_those_of_one_start() -> None:
         at(15, 13, 960, "starting"), at(14, 12, 830), at(13, 13, 780),
     ]  # fmt: skip
     assert step_times(moments) == [(NOW - 1080, 100.0), (NOW - 960, 70.0), (NOW - 780, 50.0)]
+
+
+def test_the_axis_begins_with_the_data() -> None:
+    assert "1 h 40 min ago" in text_of(plots(minutes(100, 0), NOW))
+    assert "1 h ago" in text_of(plots(minutes(5, 0), NOW)), "an hour at least"
+    assert "24 h ago" in text_of(plots(minutes(1440, 0), NOW))
 
 
 def test_a_line_keeps_its_dips_and_has_holes() -> None:

@@ -33,7 +33,7 @@ def test_document_follows_the_schema(name):
 def test_why_this_layout_and_what_the_filesystem_tells():
     told = build_status(views.healthy())["daemon"]
     assert (told["layout"], told["layout_because"]) == ("prime-rl", "the command runs rl")
-    assert told["capabilities"] == {"filesystem": "ext4", "slow": False, "holes": True, "inotify": True}
+    assert told["capabilities"] == {"filesystem": "ext4", "slow": False, "inotify": True}
     assert build_status(replace(views.healthy(), capabilities=None))["daemon"]["capabilities"] is None
 
 

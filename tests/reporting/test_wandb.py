@@ -16,7 +16,8 @@ from podwatch.domain.event import Change, Notice, Topic
 from podwatch.domain.finding import Severity
 from podwatch.reporting import wandb
 from podwatch.reporting.deliver_notices import NotSent, document_of
-from podwatch.reporting.wandb import WandbPlan, WandbRun, metrics_of
+from podwatch.reporting.metrics import for_wandb
+from podwatch.reporting.wandb import WandbPlan, WandbRun
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from tests.reporting import views
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.slow
 HAVE_WANDB = importlib.util.find_spec("wandb") is not None
 needs_wandb = pytest.mark.skipif(not HAVE_WANDB, reason="wandb is not installed here: make test-telling")
 ALERT = document_of(
-    Notice(Topic.DISK, Change.OPENED, Severity.CRITICAL, "disk-no-room", "31 GB are free", "disk-no-room", 1.7e9),
+    Notice(
+        Topic.NEEDS_OPERATOR, Change.OPENED, Severity.CRITICAL, "disk-no-room", "31 GB are free", "disk-no-room", 1.7e9
+    ),
     run_id="r1",
     host="pod",
 )
@@ -102,12 +105,11 @@ def test_only_the_way_there_is_taken_from_the_training(tmp_path: Path) -> None:
 
 
 def test_the_figures() -> None:
-    found = metrics_of(views.healthy(), lost_steps=7)
-    assert found["podwatch/steps_lost"] == 7
-    assert "podwatch/steps_lost" not in metrics_of(views.healthy(), lost_steps=None), "unknown is not 0"
+    found = for_wandb(views.healthy())
+    assert not [n for n in for_wandb(views.blind()) if "gpu_memory" in n], "unknown is not 0"
     assert found["podwatch/restarts"] >= 0
-    assert {"podwatch/step", "podwatch/disk_used_ratio", "podwatch/sync_lag_seconds"} <= found.keys()
-    assert any(name.endswith("_memory_bytes") for name in found)
+    assert {"podwatch/step", "podwatch/disk_free_bytes", "podwatch/published_step"} <= found.keys()
+    assert found["podwatch/gpu_memory_used_bytes/0"] == 71 * views.GIB
     assert all(isinstance(v, float) and name.startswith("podwatch/") for name, v in found.items())
     assert len(found) < 60
 

@@ -39,7 +39,7 @@ from podwatch.domain.snapshot import (
 )
 from podwatch.domain.status_document import Capabilities, RecoveryView, Status
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.incidents.bundle import plain
+from podwatch.journal.bundle import plain
 from podwatch.policy.restart import Decision, Failure, RestartHistory, after_failure
 from podwatch.policy.run_cost import Account, Price, Spent, account
 from podwatch.recovery.failure import given_up
@@ -181,7 +181,7 @@ def healthy() -> DaemonView:
         output_dir="/app/outputs",
         layout="prime-rl",
         layout_because="the command runs rl",
-        capabilities=Capabilities("ext4", slow=False, holes=True, inotify=True),
+        capabilities=Capabilities("ext4", slow=False, inotify=True),
         log_path="/var/lib/podwatch/bs4-qwen3-8b/trainer.log",
     )
 

@@ -69,7 +69,7 @@ def test_it_supersedes_nobody(world: World, many: int) -> None:
     for number in range(many):
         world.forge(FORGED + number)
     world.pod.now += 60
-    saved = world.publisher.publish(send(world.store, intent_of(5, "s1")), AUTHOR)
+    saved = world.publisher.publish(*send(world.store, intent_of(5, "s1")), AUTHOR)
     assert world.lease.update(world.store).act is LeaseAction.HOLD
     assert world.lease.generation == 1
     newest = take_inventory(world.store, KEYS).newest
@@ -89,14 +89,14 @@ def test_one_of_a_generation_that_a_pod_has_claimed_supersedes(world: World) -> 
     world.forge()
     world.pod.now += 60
     with pytest.raises(LeaseLost):
-        world.publisher.publish(send(world.store, intent_of(5, "s1")), AUTHOR)
+        world.publisher.publish(*send(world.store, intent_of(5, "s1")), AUTHOR)
 
 
 def test_retention_goes_on_beside_it(world: World) -> None:
     for step in range(1, 6):
         world.store.wall += 86400.0 * 2
         world.pod.now += 60
-        world.publisher.publish(send(world.store, intent_of(step, f"s{step}")), AUTHOR)
+        world.publisher.publish(*send(world.store, intent_of(step, f"s{step}")), AUTHOR)
     forged = world.forge()
     inventory = take_inventory(world.store, KEYS)
     wanted = plan(inventory, RetentionRules(keep_last=2, keep_every=0), named=())

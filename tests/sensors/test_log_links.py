@@ -40,8 +40,8 @@ def seen(out: Path) -> tuple[str, str]:
     """(everything that was read, every problem), by the sensor and for the store."""
     news = log_tail.look(sources(out), {}, from_end=False)
     stored = LogEnds(1 << 20).read(sources(out), "host")
-    lines = b"\n".join(line for item in news for line in (*item.lines, *item.old))
-    return lines.decode() + "".join(a.data.decode() for a in stored), " ".join(item.error for item in news)
+    lines = "\n".join(line.text for item in news for line in (*item.lines, *item.old))
+    return lines + "".join(a.data.decode() for a in stored), " ".join(item.error for item in news)
 
 
 def link(place: Path, target: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_a_rotated_log_was_is_not_read_through_a_link(out: Path, tmp_path: 
     os.chown(tmp_path / "roots" / "trainer.log.1", 0, 0)
     link(out / "logs" / "trainer.log.1", tmp_path / "roots" / "trainer.log.1")
     news = log_tail.look(sources(out), first, from_end=False)
-    assert [line for item in news for line in item.lines] == [b"Step 6"]
+    assert [line.text for item in news for line in item.lines] == ["Step 6"]
 
 
 def test_files_that_a_command_names(out: Path, tmp_path: Path) -> None:

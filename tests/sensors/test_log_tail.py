@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.sensors.log_tail import (
     MAX_LINE,
     Carry,
@@ -147,9 +147,9 @@ OWN_LINES = {
 def test_only_its_own_layout_knows_a_trainers_line(name: str) -> None:
     """So the order of the layouts does not matter, and each file can be read alone."""
     line = clean(OWN_LINES[name])
-    knowing = {kind.name for kind in KINDS.values() if StepLines((kind.log,)).parse(line) is not None}
+    knowing = {kind.name for kind in all_trainers().values() if StepLines((kind.log,)).parse(line) is not None}
     assert knowing == {name}
-    found = StepLines(kind.log for kind in reversed(KINDS.values())).parse(line)
+    found = StepLines(kind.log for kind in reversed(all_trainers().values())).parse(line)
     assert found is not None
     assert found == LINES.parse(line)
     assert found.step == 80

@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable
 
 from podwatch.domain.snapshot import Reading, SensorState, observed
-from podwatch.sensors.base import Poller
+from podwatch.sensors.base import PolledSensor
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 
 
-def poller(look: Callable[[], int], *, poll: float = 0.01, deadline: float = 5.0) -> Poller[int, int]:
-    clock = SystemClock()
+def poller(look: Callable[[], int], *, poll: float = 0.01, deadline: float = 5.0) -> PolledSensor[int, int]:
+    class Looked(PolledSensor[int, int]):
+        name = "test"
 
-    class Looked:
         def prepare(self) -> Callable[[], int]:
             return look
 
         def absorb(self, result: int) -> Reading[int]:
-            return observed(result, clock.monotonic())
+            return observed(result, self._clock.monotonic())
 
-    return Poller("test", clock, Looked(), poll=poll, deadline=deadline)
+    return Looked(SystemClock(), poll=poll, deadline=deadline)
 
 
 async def test_an_exception_is_a_blind_reading_and_the_next_look_heals() -> None:
@@ -33,7 +33,7 @@ async def test_an_exception_is_a_blind_reading_and_the_next_look_heals() -> None
         return 7
 
     sensor = poller(look)
-    sensor.start()
+    await sensor.start()
     await until(lambda: sensor.latest().state is SensorState.BLIND)
     assert "nonsense from the driver" in sensor.latest().detail
     healed.set()
@@ -54,7 +54,7 @@ async def test_a_late_answer_is_thrown_away() -> None:
 
     sensor = poller(look, deadline=0.1)
     seen = set()
-    sensor.start()
+    await sensor.start()
     await until(lambda: sensor.latest().value == 2)
     sensor._deadline = 5.0  # from here on only the machine can be late
     gate.set()
@@ -68,7 +68,7 @@ async def test_a_late_answer_is_thrown_away() -> None:
 
 async def test_a_sensor_nobody_turns_goes_blind_by_itself() -> None:
     sensor = poller(lambda: 1, poll=0.01, deadline=0.05)
-    sensor.start()
+    await sensor.start()
     await until(lambda: sensor.latest().ok)
     time.sleep(0.3)  # the loop itself stands still
     assert sensor.latest().state is SensorState.BLIND
@@ -84,7 +84,7 @@ async def test_wake_looks_at_once() -> None:
         return count[0]
 
     sensor = poller(look, poll=60.0)
-    sensor.start()
+    await sensor.start()
     await until(lambda: sensor.latest().value == 1)
     sensor.wake()
     await until(lambda: sensor.latest().value == 2)
@@ -95,6 +95,6 @@ async def test_stop_ends_whenever_it_comes() -> None:
     """Cancellations that meet an answer are swallowed by Python 3.11's wait_for: stop must end all the same."""
     for _ in range(60):
         sensor = poller(lambda: 1, poll=0.0)
-        sensor.start()
+        await sensor.start()
         await until(lambda sensor=sensor: sensor.latest().ok)
         await asyncio.wait_for(sensor.stop(), 60)

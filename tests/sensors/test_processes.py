@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import psutil
 
@@ -24,6 +25,7 @@ class RealHandle:
     """A launcher with children, as real processes; roles by the last argument."""
 
     supervision = Supervision.SUPERVISED
+    ended, terminal_used = MappingProxyType[tuple[int, int], ExitStatus]({}), None
 
     def __init__(self, start_id: str, *roles: ProcessRole) -> None:
         self.start_id = start_id

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from podwatch.checkpoints.layout import StepSeen
+from podwatch.checkpoints.shapes import StepSeen
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, SensorState
 from podwatch.sensors.log_tail import Sources

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -139,6 +140,7 @@ async def test_a_look_that_was_under_way_takes_nothing_back(tmp_path: Path) -> N
 
 class Handle:
     start_id, supervision, started_wall = "s1", Supervision.SUPERVISED, 0.0
+    ended, terminal_used = MappingProxyType[tuple[int, int], ExitStatus]({}), None
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = process
@@ -185,7 +187,7 @@ async def test_an_end_waits_for_logs_that_are_read_slowly(tmp_path: Path) -> Non
     podwatch.sensor.begin_start(time.time(), "s1")
     await podwatch.sensor.look_again()
     go.clear()  # each read takes 5 s now, and one is under way already when the trainer ends
-    podwatch.sensor.refresh()
+    podwatch.sensor.wake()
     await asyncio.sleep(0.2)
     log(podwatch.log, *FINISH)
     with subprocess.Popen(["true"]) as process:

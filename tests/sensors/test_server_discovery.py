@@ -15,8 +15,7 @@ import pytest
 from podwatch.detection.learned import Learned
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, Reading, SensorState, ServerKind, TrainerSample, observed
-from podwatch.sensors.inference import InferenceSensor
-from podwatch.sensors.server_discovery import ServerFinder, listening
+from podwatch.sensors.inference import InferenceSensor, listening
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.process_roles import port_of
@@ -79,29 +78,37 @@ class Trainer:
 
     reading: Reading[TrainerSample]
 
+    name = "processes"
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
     def latest(self) -> Reading[TrainerSample]:
         return self.reading
 
 
-def finder(reading: Reading[TrainerSample]) -> ServerFinder:
-    return ServerFinder(SystemClock(), Trainer(reading), timeout=0.3)
+def finder(reading: Reading[TrainerSample], known: tuple[str, tuple[str, ...]] = ("", ())) -> InferenceSensor:
+    return InferenceSensor((), SystemClock(), 0.3, 60.0, trainer=Trainer(reading), known=known)
 
 
 def refuse(self: psutil.Process, kind: str = "inet") -> None:
     raise psutil.AccessDenied(self.pid)
 
 
-async def look_until_found(found: ServerFinder) -> None:
+async def look_until_found(found: InferenceSensor, reading: Reading[TrainerSample]) -> None:
     """The server may need longer for its answer than it is given."""
     async with asyncio.timeout(60):
-        while not found.latest().servers:
-            await found.look()
+        while not found.urls:
+            await found.look(reading.value)
 
 
 async def test_by_the_sockets_it_listens_on(process: Process) -> None:
-    found = finder(tree(process.seen("inference @ x.toml")))
-    await look_until_found(found)
-    assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", None),)
+    reading = tree(process.seen("inference @ x.toml"))
+    found = finder(reading)
+    await look_until_found(found, reading)
+    assert found.urls == (f"http://127.0.0.1:{process.port}",)
+    assert found.ports() == (process.port,)
     await found.stop()
 
 
@@ -110,17 +117,20 @@ async def test_a_port_on_the_command_line_needs_no_sockets_and_a_router_is_known
 ) -> None:
     monkeypatch.setattr(psutil.Process, "net_connections", refuse)
     command = f"/venv/bin/vllm-router --host 0.0.0.0 --port {process.port} --worker-urls http://127.0.0.1:8100"
-    found = finder(tree(process.seen(command)))
-    await look_until_found(found)
-    assert found.latest().servers == ((f"http://127.0.0.1:{process.port}", ServerKind.ROUTER),)
+    reading = tree(process.seen(command))
+    found = finder(reading)
+    await look_until_found(found, reading)
+    assert found.urls == (f"http://127.0.0.1:{process.port}",)
+    await until(lambda: [s.kind for s in found.latest().value or ()] == [ServerKind.ROUTER])
     await found.stop()
 
 
 async def test_what_nobody_may_read_is_said(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil.Process, "net_connections", refuse)
-    found = finder(tree(process.seen("PRIME-RL::Inference")))
-    await found.look()
-    assert found.latest().servers == ()
+    reading = tree(process.seen("PRIME-RL::Inference"))
+    found = finder(reading)
+    await found.look(reading.value)
+    assert found.urls == ()
     assert "cannot read the sockets" in found.latest().detail
     await found.stop()
 
@@ -128,9 +138,10 @@ async def test_what_nobody_may_read_is_said(process: Process, monkeypatch: pytes
 async def test_any_address_is_asked_by_loopback() -> None:
     process = Process("0.0.0.0")
     try:
-        found = finder(tree(process.seen("inference")))
-        await look_until_found(found)
-        assert [url for url, _ in found.latest().servers] == [f"http://127.0.0.1:{process.port}"]
+        reading = tree(process.seen("inference"))
+        found = finder(reading)
+        await look_until_found(found, reading)
+        assert found.urls == (f"http://127.0.0.1:{process.port}",)
         await found.stop()
     finally:
         process.end()
@@ -139,8 +150,7 @@ async def test_any_address_is_asked_by_loopback() -> None:
 async def test_a_server_that_was_found_is_asked_until_the_next_start(process: Process) -> None:
     """That it is gone is what we want to hear."""
     trainer = Trainer(tree(process.seen("inference")))
-    looking = ServerFinder(SystemClock(), trainer, poll=0.05, timeout=0.3)
-    sensor = InferenceSensor((), SystemClock(), 0.5, 0.05, finder=looking)
+    sensor = InferenceSensor((), SystemClock(), 0.5, 0.05, trainer=trainer, search=0.05)
     assert sensor.latest().state is SensorState.ABSENT
     await sensor.start()
     try:
@@ -162,9 +172,9 @@ async def test_one_that_died_while_podwatch_was_away_is_remembered_by_its_start(
     learned = Learned(start_id="s1").saw("health", "health:http://127.0.0.1:8123", "tokens:http://127.0.0.1:8123")
     kept = (learned.start_id, learned.servers)
     reading = tree(start_id="s1" if same else "s2")
-    found = ServerFinder(SystemClock(), Trainer(reading), timeout=0.3, known=kept)
-    await found.look()
-    assert found.latest().servers == ((("http://127.0.0.1:8123", None),) if same else ())
+    found = finder(reading, kept)
+    await found.look(reading.value)
+    assert found.urls == (("http://127.0.0.1:8123",) if same else ())
     await found.stop()
 
 

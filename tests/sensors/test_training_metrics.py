@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.domain.snapshot import TrainingMetrics
-from podwatch.sensors.log_tail import FileNews, clean
+from podwatch.sensors.log_tail import FileNews, Sources, clean
+from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.sensors.training_metrics import (
+    FIGURES_GLOBS,
     STEPS_KEPT,
     MetricReader,
     TrainingSensor,
@@ -20,8 +22,9 @@ from podwatch.sensors.training_metrics import (
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
 from tests.support.clock import ManualClock
+from tests.support.known_trainers import step_reader
 
-READER = MetricReader(kind.log for kind in KINDS.values())
+READER = MetricReader(kind.log for kind in all_trainers().values())
 LINES = [
     (  # prime-rl, January 2026: trainer
         "\x1b[32m12:00:00\x1b[0m \x1b[1mSUCCESS\x1b[0m Step 80 | Time: 183.22s | Loss: 0.1234 | Entropy: 0.4321 |"
@@ -92,7 +95,7 @@ def test_rows_of_prime_rl() -> None:
             "eval/math/effective/solver/reward/mean": 0.1,
         },
     ]
-    found = [row for raw in rows if (row := READER.from_row(json.dumps(raw).encode())) is not None]
+    found = [row for raw in rows if (row := READER.from_row(clean(json.dumps(raw).encode()))) is not None]
     assert found == [
         (5, {"grad_norm": 6.5}),
         (5, {"entropy": 0.3, "kl": 0.01, "loss": -0.1}),
@@ -104,18 +107,19 @@ def test_rows_of_prime_rl() -> None:
 
 
 def test_rows_of_others() -> None:
-    assert READER.from_row(b'{"step": 3, "data": {"actor/entropy": 0.2}}') == (
+    assert READER.from_row(clean(b'{"step": 3, "data": {"actor/entropy": 0.2}}')) == (
         3,
         {"entropy": 0.2},
     )  # verl's file logger
-    assert READER.from_row(b'{"global_step": 3, "kl": NaN}') is not None
+    assert READER.from_row(clean(b'{"global_step": 3, "kl": NaN}')) is not None
     assert [
-        READER.from_row(raw) for raw in (b"{}", b"[1]", b'{"step": 3}', b'{"step": true, "kl": 1}', b"\xff", b"1")
+        READER.from_row(clean(raw))
+        for raw in (b"{}", b"[1]", b'{"step": 3}', b'{"step": true, "kl": 1}', b"\xff", b"1")
     ] == [None] * 6
 
 
 def test_each_of_our_names_has_every_name_once() -> None:
-    everything = [name for kind in KINDS.values() for names in kind.log.metrics.values() for name in names]
+    everything = [name for kind in all_trainers().values() for names in kind.log.metrics.values() for name in names]
     assert len(everything) == len(set(everything))
     assert READER.named({"mismatch_kl/all/mean": 0.2, "kl": 9.0}) == {"kl": 0.2}
 
@@ -123,7 +127,7 @@ def test_each_of_our_names_has_every_name_once() -> None:
 @given(st.binary(max_size=200))
 def test_anything_is_read(raw: bytes) -> None:
     READER.from_line(clean(raw))
-    READER.from_row(raw)
+    READER.from_row(clean(raw))
 
 
 def newest(sensor: TrainingSensor) -> TrainingMetrics | None:
@@ -135,11 +139,16 @@ async def test_the_file_of_the_present_start(tmp_path: Path) -> None:
     path = tmp_path / "my-run" / "metrics.jsonl"
     path.parent.mkdir()
     path.write_text('{"step": 99, "optim/grad_norm": 99.0}\n')
-    sensor = TrainingSensor(SystemClock(), tmp_path, READER, poll=0.02)
-    await sensor.start()
-    await until(lambda: sensor._scanned)
-    sensor.reset()
-    await until(lambda: not sensor._first)
+    clock = SystemClock()
+    sensor = TrainingSensor(clock, READER)
+    progress = ProgressSensor(
+        clock, tuple, logs=Sources(tmp_path), inbox=PingInbox(clock), steps=step_reader, poll=0.02,
+        readers=(sensor,), figures=Sources(tmp_path, FIGURES_GLOBS),
+    )  # fmt: skip
+    await progress.start()
+    await until(lambda: progress.latest().ok)
+    progress.begin_start(clock.wall())
+    await until(lambda: progress.latest().ok)
     assert newest(sensor) is None
     with path.open("a") as file:
         for step in range(1, 20):
@@ -149,18 +158,20 @@ async def test_the_file_of_the_present_start(tmp_path: Path) -> None:
     assert [m.step for m in value] == list(range(20 - STEPS_KEPT, 20))
     assert value[-1].values == (("grad_norm", 19.0),)
     assert value[-1].source == "metrics.jsonl"
-    await sensor.stop()
+    assert progress.last_lines() == (), "it is no log"
+    await progress.stop()
 
 
-def test_step_lines_serve_where_there_is_nothing_better(tmp_path: Path) -> None:
+def test_step_lines_serve_where_there_is_nothing_better() -> None:
     clock = ManualClock()
-    sensor = TrainingSensor(clock, tmp_path, READER)
-    lines = tuple(line.encode() for line, _ in LINES[:2])
+    sensor = TrainingSensor(clock, READER)
+    lines = tuple(clean(line.encode()) for line, _ in LINES[:2])
     sensor.take(sensor.look([FileNews("x", lines=lines)]), clock.monotonic())
     assert [m.step for m in sensor.latest().value or ()] == [80, 81]
     # Hugging Face trainers print no step: each line is the next one.
     sensor.reset()
-    sensor.take(sensor.look([FileNews("x", lines=(LINES[-1][0].encode(),) * 3)]), clock.monotonic())
+    sensor.take(sensor.look([FileNews("x", lines=(clean(LINES[-1][0].encode()),) * 3)]), clock.monotonic())
     assert [m.step for m in sensor.latest().value or ()] == [1, 2, 3]
-    sensor._sources["metrics.jsonl"].take([(5, {"kl": 0.1})], 1.0)
+    row = clean(b'{"step": 5, "kl": 0.1}')
+    sensor.take(sensor.look([FileNews("metrics.jsonl", lines=(row,), figures=True)]), 1.0)
     assert [(m.step, m.source) for m in sensor.latest().value or ()] == [(5, "metrics.jsonl")]

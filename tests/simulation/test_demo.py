@@ -38,7 +38,7 @@ def pids_of(root: Path) -> list[int]:
 def test_a_silent_death_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     out = io.StringIO()
-    code = run("silent-death", layout="B", screen=Screen(out))
+    code = run("silent-death", screen=Screen(out))
     text = out.getvalue()
     assert code == 0, text
     for words in (

@@ -16,7 +16,7 @@ from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import boot_id
 from tests.support.stored_save import Shelf, write_checkpoint
 
-CUSTOM = {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"], "last": "DONE"}
+CUSTOM = {"parts": "checkpoints/step_{step}", "require": ["model.bin"], "last": "DONE"}
 
 
 @dataclass

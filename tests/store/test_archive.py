@@ -12,9 +12,9 @@ from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Checked
 from podwatch.store.objects.errors import StoreRefused
 from podwatch.store.runs.archive import ArchiveKeep, Archiver
-from podwatch.store.runs.archive_record import record_key
 from podwatch.store.runs.judge import Level, Limits, judge
 from podwatch.store.runs.read import read_run_evidence
+from podwatch.store.runs.reading import record_key
 from tests.support.memory_objects import MemoryObjects
 from tests.support.stored_runs import past_run, publisher_of, put_beat
 

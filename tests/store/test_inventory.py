@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.store.documents import SavedFile
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.store.inventory import REUSED_SECONDS, DocumentCache, Inventory, take_inventory
 from podwatch.store.retention import RetentionRules
 from tests.support.memory_objects import AUTHOR, KEYS, MemoryObjects, intent_of, publisher, send
@@ -19,7 +19,7 @@ class World:
         self.store.put(KEYS.claim(1, "aa"), b"{}")
         self.publisher = publisher(self.store)
         for step in (1, 2):
-            self.publisher.publish(send(self.store, intent_of(step, f"s{step}")), AUTHOR)
+            self.publisher.publish(*send(self.store, intent_of(step, f"s{step}")), AUTHOR)
 
     def take(self) -> Inventory:
         return take_inventory(self.store, KEYS)
@@ -69,6 +69,15 @@ def test_a_manifest_that_the_pointer_does_not_name_is_not_the_newest(world: Worl
     assert world.newest() == 1
 
 
+def test_a_manifest_without_a_hash_proves_nothing(world: World) -> None:
+    manifest = world.take().saves[-1].manifest
+    assert manifest is not None
+    data = manifest.to_bytes().replace(b'"hashes"', b'"others"', 1)
+    world.change(KEYS.save(2, "s2") + "manifest.json", data)
+    assert "has no hash" in world.take().saves[0].problem
+    assert world.newest() == 1
+
+
 @pytest.mark.parametrize("place", [(3, "s3"), (2, "x"), (1, "s1")], ids=["step", "id", "of another save"])
 def test_a_copied_manifest_is_of_no_save(world: World, place: tuple[int, str]) -> None:
     data = world.store.data[KEYS.save(2, "s2") + "manifest.json"][0]
@@ -114,12 +123,12 @@ FILES = intent_of(5, "u5").files
         (FILES, 5, "other", 0.0, False),
         (FILES, 6, "me", 0.0, False),
         (FILES[:1], 5, "me", 0.0, False),
-        (tuple(SavedFile(f.part, f.path, f.size, f.mtime_ns + 1) for f in FILES), 5, "me", 0.0, False),
+        (tuple(replace(f, mtime_ns=f.mtime_ns + 1) for f in FILES), 5, "me", 0.0, False),
     ],
     ids=["young", "old", "of another pod", "of another step", "of other files", "saved again"],
 )
 def test_which_upload_is_continued(
-    world: World, files: tuple[SavedFile, ...], step: int, writer: str, age: float, found: bool
+    world: World, files: tuple[FileEntry, ...], step: int, writer: str, age: float, found: bool
 ) -> None:
     send(world.store, intent_of(5, "u5"))
     world.store.wall += age

@@ -83,6 +83,34 @@ def test_a_claim_that_waited_is_recorded_when_it_has_won(world: World) -> None:
     assert [claim.generation for claim in world.other.recorded] == [2]
 
 
+def test_a_holder_notices_at_its_next_heartbeat_that_another_pod_took_the_run_over(world: World) -> None:
+    """And leaves the heartbeat of that pod as it is."""
+    world.holds()
+    world.later(60.0)
+    world.first.beat(world.store, HolderState.RUNNING, Heartbeat())
+    taker = Lease(Pod("b", "m2", "b2", "p", "pod-b"), KEYS, world.pod, world.other, take_over=True)
+    assert taker.update(world.store).act is LeaseAction.SETTLE
+    taker.beat(world.store, HolderState.RUNNING, Heartbeat())
+    written = world.store.data[KEYS.heartbeat][0]
+    world.later(60.0)
+    assert world.first.beat(world.store, HolderState.RUNNING, Heartbeat()).act is LeaseAction.SUPERSEDED
+    assert world.store.data[KEYS.heartbeat][0] == written
+
+
+def test_a_heartbeat_of_its_own_generation_makes_a_holder_list_the_claims(world: World) -> None:
+    """The store showed the claim that came first too late."""
+    world.holds()
+    world.later(60.0)
+    world.first.beat(world.store, HolderState.RUNNING, Heartbeat())
+    now, world.store.wall = world.store.wall, 1.0
+    world.store.put(KEYS.claim(1, "earlier"), b"{}")
+    world.store.wall = now
+    other = Heartbeat().signed(Pod("b", "m2", "b2", "p", "pod-b"), Claim(1, "earlier"), HolderState.RUNNING, "")
+    world.store.put(KEYS.heartbeat, other.to_bytes())
+    world.later(60.0)
+    assert world.first.beat(world.store, HolderState.RUNNING, Heartbeat()).act is LeaseAction.SUPERSEDED
+
+
 def test_a_new_claim_is_as_much_life_as_a_heartbeat(world: World) -> None:
     """A pod that took the run over meanwhile has not written a heartbeat yet."""
     world.holds()

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
-from podwatch.store.documents import SentSave
 from podwatch.store.inventory import take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.b2 import B2Objects
@@ -193,7 +192,7 @@ def test_a_save_is_published_and_replaced_bytes_are_noticed_where_listings_show(
         body = data[piece.offset : piece.offset + piece.size]
         store.put(keys.save(1, "s1") + piece.name, body)
         hashes[piece.name] = f"{store.hashes[0]}:{hashlib.new(store.hashes[0], body).hexdigest()}"
-    one.publish(SentSave(intent, hashes), AUTHOR)
+    one.publish(intent, hashes, AUTHOR)
     assert [save.problem for save in take_inventory(store, keys).saves] == [""]
     shown = {item.key.rpartition("/")[2]: item.hash for item in store.list(keys.save(1, "s1") + "w/")}
     known = {name.rpartition("/")[2]: digest for name, digest in hashes.items()}
@@ -202,7 +201,7 @@ def test_a_save_is_published_and_replaced_bytes_are_noticed_where_listings_show(
     assert (take_inventory(store, keys).saves[0].problem != "") is store.url.startswith("b2:")
     if store.url.startswith("b2:"):
         with pytest.raises(PiecesMissing):
-            one.publish(SentSave(intent, hashes), AUTHOR)
+            one.publish(intent, hashes, AUTHOR)
 
 
 def test_nothing_is_stored_or_deleted_after_the_given_time(store: Objects, at: str) -> None:

@@ -105,7 +105,7 @@ def test_a_pod_publishes_only_after_the_claim_wait() -> None:
     assert lease.update(store).act is LeaseAction.SETTLE
     pod.now += CONFIRMED_SECONDS + REQUEST_SECONDS + LATE_SECONDS
     with pytest.raises(LeaseUnsettled):
-        publisher.publish(send(store, intent_of(5, "s1")), AUTHOR)
+        publisher.publish(*send(store, intent_of(5, "s1")), AUTHOR)
     assert not any("pointers" in key or "manifest" in key for key in store.data)
 
 
@@ -125,20 +125,20 @@ def test_a_claim_that_is_written_after_a_freeze_does_not_arrive(world: World) ->
 
 
 def test_a_claim_of_another_pod_is_noticed_at_the_next_publication(world: World) -> None:
-    world.publisher.publish(send(world.store, intent_of(5, "s1")), AUTHOR)
+    world.publisher.publish(*send(world.store, intent_of(5, "s1")), AUTHOR)
     world.store.put(KEYS.claim(2, "aa"), b"{}")
     world.later(CONFIRMED_SECONDS)
     before = dict(world.store.data)
     sent = send(world.store, intent_of(6, "s2"))
     with pytest.raises(LeaseLost):
-        world.publisher.publish(sent, AUTHOR)
+        world.publisher.publish(*sent, AUTHOR)
     new = world.store.data.keys() - before.keys()
     assert not any("pointers" in key or "manifest" in key for key in new)
     assert world.lease.decision.act is LeaseAction.SUPERSEDED
     world.store.data.pop(KEYS.claim(2, "aa"))
     assert world.lease.update(world.store).act is LeaseAction.SUPERSEDED, "for the rest of this life"
     with pytest.raises(LeaseLost):
-        world.publisher.publish(sent, AUTHOR)
+        world.publisher.publish(*sent, AUTHOR)
 
 
 def test_a_heartbeat_of_another_pod_is_noticed_at_the_next_heartbeat(world: World) -> None:
@@ -183,7 +183,7 @@ def test_a_claim_that_was_deleted_is_made_again_and_waits_again(world: World) ->
     del world.store.data[key]
     world.later(CONFIRMED_SECONDS)
     with pytest.raises(LeaseUnsettled):
-        world.publisher.publish(send(world.store, intent_of(5, "s1")), AUTHOR)
+        world.publisher.publish(*send(world.store, intent_of(5, "s1")), AUTHOR)
     assert world.lease.decision.act is LeaseAction.SETTLE
     assert world.pointers() == []
 
@@ -194,7 +194,7 @@ def test_a_claim_that_was_deleted_is_made_again_and_waits_again(world: World) ->
 def test_in_which_order(world: World) -> None:
     intent = intent_of(5, "s1")
     world.publisher.begin(intent)
-    world.publisher.publish(send(world.store, intent), AUTHOR)
+    world.publisher.publish(*send(world.store, intent), AUTHOR)
     own = [name for name in world.writes if name.startswith("step_5/s1/")]
     assert (own[0], own[-1]) == ("step_5/s1/intent.json", "step_5/s1/manifest.json")
     last = [name.partition("/")[0] for name in world.writes[-3:]]
@@ -206,7 +206,7 @@ def test_nothing_is_published_while_an_object_is_missing(world: World, name: str
     sent = send(world.store, intent_of(5, "s1"))
     world.lose(5, "s1", name)
     with pytest.raises(PiecesMissing) as error:
-        world.publisher.publish(sent, AUTHOR)
+        world.publisher.publish(*sent, AUTHOR)
     assert error.value.names == (name,)
     assert world.pointers() == []
     assert KEYS.save(5, "s1") + "manifest.json" not in world.store.data
@@ -218,16 +218,16 @@ def test_nor_while_one_is_different(world: World, body: bytes, hashes: bool) -> 
     world.store.hashes = hashes
     world.store.put(KEYS.save(5, "s1") + "w/model.piece-00000", body)
     with pytest.raises(PiecesMissing):
-        world.publisher.publish(sent, AUTHOR)
+        world.publisher.publish(*sent, AUTHOR)
     assert world.pointers() == []
 
 
 def test_nor_while_one_was_never_sent_by_this_pod(world: World) -> None:
     """An object of that name and size lies there: whose bytes it has is not known."""
     sent = send(world.store, intent_of(5, "s1"))
-    del sent.hashes["w/model.piece-00001"]
+    del sent[1]["w/model.piece-00001"]
     with pytest.raises(PiecesMissing):
-        world.publisher.publish(sent, AUTHOR)
+        world.publisher.publish(*sent, AUTHOR)
     assert world.pointers() == []
 
 
@@ -247,17 +247,17 @@ def test_no_pointer_is_written_once_the_confirmation_is_too_old(world: World, en
 
         world.store.before = freeze
     with pytest.raises(LeaseUnsettled):
-        world.publisher.publish(sent, AUTHOR)
+        world.publisher.publish(*sent, AUTHOR)
     assert world.pointers() == []
     assert (KEYS.save(5, "s1") + "manifest.json" in world.store.data) is (ending == "manifest.json")
-    saved = world.publisher.publish(sent, AUTHOR)
+    saved = world.publisher.publish(*sent, AUTHOR)
     (pointer,) = world.pointers()
     assert pointer.manifest_hash == saved.hash
 
 
 def test_a_save_can_be_stored_without_becoming_the_newest(world: World) -> None:
-    world.publisher.publish(send(world.store, intent_of(10, "s1")), AUTHOR)
-    saved = world.publisher.publish(send(world.store, intent_of(5, "s2")), AUTHOR, newest=False)
+    world.publisher.publish(*send(world.store, intent_of(10, "s1")), AUTHOR)
+    saved = world.publisher.publish(*send(world.store, intent_of(5, "s2")), AUTHOR, newest=False)
     assert (saved.seq, [pointer.step for pointer in world.pointers()]) == (0, [10])
     newest = take_inventory(world.store, KEYS).newest
     assert newest is not None
@@ -272,7 +272,7 @@ def test_the_copy_for_people_may_fail(world: World) -> None:
             raise StoreOutage("away", where=key)
 
     world.store.before = fail
-    world.publisher.publish(sent, AUTHOR)
+    world.publisher.publish(*sent, AUTHOR)
     assert [pointer.step for pointer in world.pointers()] == [5]
 
 
@@ -293,9 +293,9 @@ def test_a_pointer_whose_answer_was_lost_uses_its_number_up(world: World) -> Non
 
     world.store.after = fail
     with pytest.raises(StoreOutage):
-        world.publisher.publish(sent, AUTHOR)
-    first = world.publisher.publish(sent, AUTHOR)
-    second = world.publisher.publish(send(world.store, intent_of(6, "s2")), AUTHOR)
+        world.publisher.publish(*sent, AUTHOR)
+    first = world.publisher.publish(*sent, AUTHOR)
+    second = world.publisher.publish(*send(world.store, intent_of(6, "s2")), AUTHOR)
     world.store.data.update(late)
     numbers = [pointer.seq for pointer in world.pointers()]
     assert len(numbers) == len(set(numbers)) == 3
@@ -309,26 +309,26 @@ def test_a_manifest_has_the_same_bytes_at_each_try_and_in_each_life(world: World
     """A request of an earlier try can still arrive: it must not change what a pointer names."""
     sent = send(world.store, intent_of(5, "s1"))
     name = KEYS.save(5, "s1") + "manifest.json"
-    world.publisher.publish(sent, AUTHOR, newest=False)
+    world.publisher.publish(*sent, AUTHOR, newest=False)
     written = world.store.data[name][0]
     world.later(5.0)
     del world.store.data[name]
-    world.publisher.publish(sent, AUTHOR)
+    world.publisher.publish(*sent, AUTHOR)
     assert world.store.data[name][0] == written
     world.later(5.0)
     again = Publisher(world.store, KEYS, world.lease, world.pod)
-    saved = again.publish(sent, AUTHOR)
+    saved = again.publish(*sent, AUTHOR)
     assert world.store.data[name][0] == written
     assert saved.hash == world.pointers()[-1].manifest_hash
 
 
 def test_a_manifest_of_other_bytes_is_replaced_by_the_next_life(world: World) -> None:
-    world.publisher.publish(send(world.store, intent_of(5, "s1")), AUTHOR)
+    world.publisher.publish(*send(world.store, intent_of(5, "s1")), AUTHOR)
     world.later(5.0)
     sent = send(world.store, intent_of(5, "s1"), b"changed " * 40)
-    saved = Publisher(world.store, KEYS, world.lease, world.pod).publish(sent, AUTHOR)
+    saved = Publisher(world.store, KEYS, world.lease, world.pod).publish(*sent, AUTHOR)
     assert saved.manifest is not None
-    assert saved.manifest.files == sent.files()
+    assert saved.manifest.files == sent[0].hashed(sent[1])
     assert take_inventory(world.store, KEYS).newest is not None
 
 
@@ -336,15 +336,15 @@ def test_a_manifest_of_other_objects_is_replaced(world: World) -> None:
     sent = send(world.store, intent_of(5, "s1"))
     name = KEYS.save(5, "s1") + "manifest.json"
     world.store.put(name, json.dumps({"kind": "podwatch-manifest"}).encode())
-    saved = world.publisher.publish(sent, AUTHOR)
+    saved = world.publisher.publish(*sent, AUTHOR)
     assert SaveManifest.from_bytes(world.store.data[name][0]) == saved.manifest
 
 
 def test_numbers_go_on_above_every_pointer_of_this_pod(world: World) -> None:
     for number in (1, 2):
-        world.publisher.publish(send(world.store, intent_of(number, f"s{number}")), AUTHOR)
+        world.publisher.publish(*send(world.store, intent_of(number, f"s{number}")), AUTHOR)
     again = Publisher(world.store, KEYS, world.lease, world.pod)
-    assert again.publish(send(world.store, intent_of(3, "s3")), AUTHOR).seq == 3
+    assert again.publish(*send(world.store, intent_of(3, "s3")), AUTHOR).seq == 3
 
 
 def test_a_pointer_of_another_pod_in_this_generation_ends_it(world: World) -> None:
@@ -352,7 +352,7 @@ def test_a_pointer_of_another_pod_in_this_generation_ends_it(world: World) -> No
     other = RunPointer("run", 1, 9, None, "rival", 1.7e9)
     world.store.put(KEYS.pointer(1, 9, "f0"), other.to_bytes())
     with pytest.raises(LeaseLost):
-        world.publisher.publish(send(world.store, intent_of(5, "s1")), AUTHOR)
+        world.publisher.publish(*send(world.store, intent_of(5, "s1")), AUTHOR)
     assert len(world.pointers()) == 1
 
 
@@ -361,7 +361,7 @@ def test_a_pointer_of_another_pod_in_this_generation_ends_it(world: World) -> No
 
 def saves(world: World) -> Iterator[str]:
     for number in (1, 2):
-        world.publisher.publish(send(world.store, intent_of(number, f"s{number}")), AUTHOR)
+        world.publisher.publish(*send(world.store, intent_of(number, f"s{number}")), AUTHOR)
         yield f"s{number}"
 
 

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from podwatch.store.documents import ExportedFile, SaveExports
-from podwatch.store.interfaces import Permit, RunObjects
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.store.documents import SaveExports
+from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import Inventory, take_inventory
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled, StoreOutage, StoreRefused
 from podwatch.store.publish import LeaseLost
 from podwatch.store.remove import Removed, Remover
@@ -40,7 +42,7 @@ class World:
             self.deletions.append(key.removeprefix(KEYS.root))
 
     def publish(self, step: int) -> None:
-        self.publisher.publish(send(self.store, intent_of(step, f"s{step}")), AUTHOR)
+        self.publisher.publish(*send(self.store, intent_of(step, f"s{step}")), AUTHOR)
 
     def carry_out(self, wanted: RetentionPlan | None = None, inventory: Inventory | None = None) -> Removed:
         remover = Remover(self.store, KEYS, self.lease, self.lease)
@@ -122,7 +124,7 @@ def test_a_save_that_was_pinned_since_stays(world: World) -> None:
 
 def test_exports_go_with_their_save_and_foreign_objects_stay(world: World) -> None:
     folder = KEYS.save(1, "s1")
-    files = (ExportedFile("hf", "model.safetensors", 3),)
+    files = (FileEntry("model.safetensors", "hf", 3, 1),)
     world.store.put(folder + "exports.json", SaveExports("run", 1, "s1", 1.7e9, files).to_bytes())
     for name in ("hf/model.safetensors", "hf/notes.txt", "w/other"):
         world.store.put(folder + name, b"abc")
@@ -174,7 +176,7 @@ class Confirms(AlwaysHolds):
     def boottime(self) -> float:
         return self.now
 
-    def confirm(self, store: RunObjects) -> Permit:
+    def confirm(self, store: Objects) -> Permit:
         self.asked += 1
         if self.asked > self.most:
             raise LeaseLost("another pod holds the run")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.checkpoints.inspection import InspectionOutcome
 from podwatch.checkpoints.records import RecordSource
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.recovery import quarantine
@@ -181,7 +182,7 @@ def test_an_inspection_without_an_answer_decides_nothing(world: RestoreWorld, mo
         nonlocal count
         count += 1
         found, judgement = real(step, parts)
-        return found, replace(judgement, whole=False, unreadable=True, reason="the child was killed")
+        return found, replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason="the child was killed")
 
     monkeypatch.setattr(inspection, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(pod.layout, "inspect_staged", unsure)

@@ -8,8 +8,9 @@ import pytest
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.evidence import Evidence, EvidenceKeeper
-from podwatch.store.interfaces import Permit, RunObjects
+from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import DocumentCache, take_inventory
+from podwatch.store.objects.base import Objects
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionRules, plan
@@ -27,7 +28,7 @@ def store() -> MemoryObjects:
 def stored(store: MemoryObjects, *steps: int) -> None:
     one = publisher(store)
     for step in steps:
-        one.publish(send(store, intent_of(step, f"s{step}")), AUTHOR)
+        one.publish(*send(store, intent_of(step, f"s{step}")), AUTHOR)
         store.wall += 60
 
 
@@ -41,7 +42,7 @@ def retain(store: MemoryObjects, rules: RetentionRules = RULES) -> list[tuple[in
 def test_a_lost_state_directory_a_new_pod_and_a_copied_store_see_the_same(store: MemoryObjects) -> None:
     stored(store, 10, 20)
     found = take_inventory(store, KEYS)
-    assert [(s.step, s.generation, s.seq, s.bytes, s.files, s.problem) for s in found.saves] == [
+    assert [(s.step, s.generation, s.seq, s.total_bytes, s.files, s.problem) for s in found.saves] == [
         (10, 1, 1, 320, 2, ""), (20, 1, 2, 320, 2, ""),
     ]  # fmt: skip
     assert found.newest == found.saves[1]
@@ -77,7 +78,7 @@ def test_what_is_not_there_as_it_was_sent_is_not_published(store: MemoryObjects,
     if harm in ("shrunk", "other bytes"):
         store.data[name] = (before[0][:-1] if harm == "shrunk" else b"x" * len(before[0]), before[1])
     with pytest.raises(PiecesMissing) as caught:
-        publisher(store).publish(sent, AUTHOR)
+        publisher(store).publish(*sent, AUTHOR)
     assert caught.value.names == (name.removeprefix(KEYS.save(7, "s7")),)
     assert take_inventory(store, KEYS).newest is None
     assert not [key for key in store.data if key.endswith("manifest.json")]
@@ -106,7 +107,7 @@ def test_a_request_whose_answer_is_lost_costs_no_lie_and_no_second_save(hook: st
     setattr(store, hook, lose)
     for _ in range(2):
         with contextlib.suppress(RemoteError):
-            one.publish(sent, AUTHOR)
+            one.publish(*sent, AUTHOR)
     found = take_inventory(store, KEYS)
     assert found.newest is not None
     assert (found.newest.key, len(found.saves), found.problems) == ((1, "s1"), 1, ())
@@ -118,7 +119,7 @@ def test_a_publication_that_was_frozen_leaves_nothing_that_readers_see(store: Me
     sent, left = send(store, intent_of(1, "s1")), iter((0.0,) * puts)
     store.boottime = lambda: next(left, 100.0)
     with pytest.raises(LeaseUnsettled):
-        publisher(store, AlwaysHolds(until=30.0)).publish(sent, AUTHOR)
+        publisher(store, AlwaysHolds(until=30.0)).publish(*sent, AUTHOR)
     assert [key for key in store.data if key.startswith(KEYS.pointers) or key == KEYS.latest] == []
     assert len([key for key in store.data if key.endswith("manifest.json")]) == puts
 
@@ -130,7 +131,7 @@ def test_a_deletion_that_was_frozen_goes_on_with_a_new_confirmation_or_not_at_al
     inventory, holds, lost = take_inventory(store, KEYS), AlwaysHolds(until=30.0), False
 
     class Lease(AlwaysHolds):
-        def confirm(self, _store: RunObjects) -> Permit:
+        def confirm(self, _store: Objects) -> Permit:
             if lost:
                 raise LeaseLost("another pod")
             return Permit(1, store.boottime() + 30.0)
@@ -163,10 +164,10 @@ def test_after_a_fresh_start_nothing_is_the_newest_until_the_next_save(store: Me
 
 
 def test_another_pods_pointer_stops_a_former_holder(store: MemoryObjects) -> None:
-    publisher(store, AlwaysHolds(5)).publish(send(store, intent_of(9, "theirs")), replace(AUTHOR, writer_id="other"))
+    publisher(store, AlwaysHolds(5)).publish(*send(store, intent_of(9, "theirs")), replace(AUTHOR, writer_id="other"))
     for generation in (4, 5):
         with pytest.raises(LeaseLost):
-            publisher(store, AlwaysHolds(generation)).publish(send(store, intent_of(8, "mine")), AUTHOR)
+            publisher(store, AlwaysHolds(generation)).publish(*send(store, intent_of(8, "mine")), AUTHOR)
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.errors import HostError, IntegrityError, SaveGone
+from podwatch.store.keys import Piece, pieces
 from podwatch.store.objects.b2 import B2Access
 from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.objects.directory import DirectoryObjects
 from podwatch.store.objects.errors import StoreOutage, StoreRefused
 from podwatch.store.objects.open import open_objects
 from podwatch.store.objects.s3 import S3Access
-from podwatch.store.transfer.job import MovedFile, Piece, SentPiece, TransferJob, read_sent, stored_pieces
+from podwatch.store.transfer.job import SentPiece, TransferJob, read_sent, stored_pieces
 from podwatch.store.transfer.lanes import RateLimit, Report
 from podwatch.store.transfer.send import Sending, SourceChanged, SourceForeign
 from podwatch.store.transfer.start import Transfer
@@ -32,6 +34,7 @@ from tests.support.s3server import S3Server
 
 MIB = 1 << 20
 PIECE = 2 * MIB
+FOLDER = "run/save/"
 NAMES = {"model/shard0.bin": 5 * MIB + 7, "model/ä b+c.bin": PIECE, ".metadata": 100, "empty": 0, "deep/er/x": 1}
 
 
@@ -59,31 +62,34 @@ class Rig:
     def sent(self) -> Path:
         return self.home / "sent"
 
-    def files(self) -> tuple[MovedFile, ...]:
+    def files(self) -> tuple[FileEntry, ...]:
         found = []
         for name in NAMES:
             status = (self.source / name).lstat()
             mode = status.st_mode & 0o777
             found.append(
-                MovedFile("trainer", name, status.st_size, status.st_mtime_ns, mode, status.st_ino, status.st_dev)
+                FileEntry(name, "trainer", status.st_size, status.st_mtime_ns, mode, status.st_ino, status.st_dev)
             )
         return tuple(found)
 
     def pieces(self) -> tuple[Piece, ...]:
-        return tuple(
-            Piece(number, f"run/save/trainer/{file.path}.piece-{at // PIECE:05}", at, min(PIECE, file.size - at))
-            for number, file in enumerate(self.files())
-            for at in range(0, max(1, file.size), PIECE)
-        )
+        return tuple(pieces(self.files(), PIECE))
 
     def store(self) -> Objects:
         return open_objects(self.url, self.access)
 
-    def stored(self) -> dict[str, SentPiece]:
+    def stored(self) -> tuple[str, ...]:
         store = self.store()
-        listing = {item.key: item for item in store.list("run/")}
+        listing = {item.key.removeprefix(FOLDER): item for item in store.list(FOLDER)}
         store.close()
-        return stored_pieces(self.pieces(), self.files(), read_sent(self.sent), listing)
+        return stored_pieces(self.files(), PIECE, read_sent(self.sent), listing)
+
+    def hashed(self) -> tuple[FileEntry, ...]:
+        """The files with the hashes that were sent."""
+        sent, hashes = read_sent(self.sent), dict[int, tuple[str, ...]]()
+        for piece in self.pieces():
+            hashes[piece.file] = (*hashes.get(piece.file, ()), sent[piece.name].hash)
+        return tuple(replace(file, hashes=hashes[number]) for number, file in enumerate(self.files()))
 
     @contextlib.contextmanager
     def job(self, root: Path, **more: Any) -> Iterator[TransferJob]:
@@ -92,6 +98,9 @@ class Rig:
             yield TransferJob(
                 **{
                     "store": self.url,
+                    "folder": FOLDER,
+                    "files": self.files(),
+                    "piece_size": PIECE,
                     "roots": {"trainer": descriptor},
                     "sent": str(self.sent),
                     "connections": 4,
@@ -102,17 +111,12 @@ class Rig:
             os.close(descriptor)
 
     def send(self, started: Callable[[Transfer], object] = id, **more: Any) -> None:
-        stored = self.stored()
-        left = tuple(piece for piece in self.pieces() if piece.key not in stored)
-        with self.job(self.source, **{"direction": "send", "files": self.files(), "pieces": left, **more}) as job:
+        with self.job(self.source, **{"direction": "send", "done": self.stored(), **more}) as job:
             self._run(job, started)
 
     def fetch(self, started: Callable[[Transfer], object] = id, **more: Any) -> None:
         self.target.mkdir(exist_ok=True)
-        stored = read_sent(self.sent)
-        pieces = tuple(replace(piece, hash=stored[piece.key].hash) for piece in self.pieces())
-        job_ = {"direction": "fetch", "files": self.files(), "pieces": pieces, **more}
-        with self.job(self.target, **job_) as job:
+        with self.job(self.target, **{"direction": "fetch", "files": self.hashed(), **more}) as job:
             self._run(job, started)
 
     def _run(self, job: TransferJob, started: Callable[[Transfer], object]) -> None:
@@ -176,9 +180,9 @@ only = pytest.mark.parametrize("rig", ["b2"], indirect=True)
 
 def test_there_and_back(rig: Rig) -> None:
     rig.send()
-    assert set(rig.stored()) == {piece.key for piece in rig.pieces()}
-    assert {m["key"] for m in rig.messages if m["type"] == "piece"} == set(rig.stored())
-    rig.fetch(links=(("trainer", "model/latest", "shard0.bin"),))
+    assert set(rig.stored()) == {piece.name for piece in rig.pieces()}
+    assert {m["name"] for m in rig.messages if m["type"] == "piece"} == set(rig.stored())
+    rig.fetch(links=(SymlinkEntry("model/latest", "trainer", "shard0.bin"),))
     rig.same()
     assert (rig.target / "model/latest").readlink() == Path("shard0.bin")
     rig.fetch()
@@ -187,17 +191,17 @@ def test_there_and_back(rig: Rig) -> None:
 
 
 def test_a_killed_send_continues(rig: Rig) -> None:
-    for pieces in (1, 2):
-        rig.kill_after = pieces
+    for count in (1, 2):
+        rig.kill_after = count
         with pytest.raises(HostError, match="stopped"):
             rig.send(connections=1, rate=10e6)
     before = rig.stored()
     assert len(before) >= 3
     rig.kill_after = 0
     rig.send()
-    again = {m["key"] for m in rig.messages if m["type"] == "piece"}
+    again = {m["name"] for m in rig.messages if m["type"] == "piece"}
     assert not again & set(before), "what counts is not sent again"
-    assert set(rig.stored()) == {piece.key for piece in rig.pieces()}
+    assert set(rig.stored()) == {piece.name for piece in rig.pieces()}
     rig.fetch()
     rig.same()
 
@@ -209,12 +213,12 @@ def test_a_killed_fetch_continues(rig: Rig) -> None:
     with pytest.raises(HostError, match="stopped"):
         rig.fetch(connections=1, rate=10e6)
     rig.kill_after = 0
-    done = {m["key"] for m in rig.messages if m["type"] == "piece"}
+    done = {m["name"] for m in rig.messages if m["type"] == "piece"}
     assert len(done) >= 2
     before = rig.server.sent()
     rig.fetch()
     rig.same()
-    whole, kept = sum(NAMES.values()), sum(piece.size for piece in rig.pieces() if piece.key in done)
+    whole, kept = sum(NAMES.values()), sum(piece.size for piece in rig.pieces() if piece.name in done)
     assert rig.server.sent() - before <= whole - kept
 
 
@@ -250,8 +254,7 @@ def test_no_piece_of_a_changed_file_is_noted(rig: Rig) -> None:
             super().put(key, source, hashes)
             (rig.source / "model/shard0.bin").write_bytes(os.urandom(5 * MIB + 7))
 
-    pieces = tuple(piece for piece in rig.pieces() if piece.file == 0)
-    made = rig.job(rig.source, direction="send", files=rig.files(), pieces=pieces, connections=1)
+    made = rig.job(rig.source, direction="send", files=rig.files()[:1], connections=1)
     with made as job, pytest.raises(SourceChanged):
         Sending(job, Changing(rig.home / "store"), Report(dict)).run()
     assert read_sent(rig.sent) == {}
@@ -301,15 +304,15 @@ def test_a_hard_link_to_another_users_file_is_not_sent(rig: Rig) -> None:
 def test_what_the_store_lost_or_damaged(rig: Rig) -> None:
     rig.send()
     store = rig.store()
-    key = next(piece.key for piece in rig.pieces() if piece.size == PIECE)
-    version = next(v for v in rig.server.versions(key))
+    key = next(piece.name for piece in rig.pieces() if piece.size == PIECE)
+    version = next(v for v in rig.server.versions(FOLDER + key))
     rig.server.admin("damage", file_id=version["file_id"], at=1000)
     with pytest.raises(IntegrityError, match="recorded hash"):
         rig.fetch()
-    store.delete([key])
+    store.delete([FOLDER + key])
     with pytest.raises(SaveGone):
         rig.fetch()
-    assert set(rig.stored()) == {piece.key for piece in rig.pieces()} - {key}
+    assert set(rig.stored()) == {piece.name for piece in rig.pieces()} - {key}
     rig.send()
     rig.fetch()
     rig.same()
@@ -320,12 +323,12 @@ def test_what_the_store_lost_or_damaged(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "links",
     [
-        (("trainer", "out", "/etc"),),
-        (("trainer", "out", "../../.."),),
-        (("trainer", "a", "b"), ("trainer", "a/x", "y")),
+        (SymlinkEntry("out", "trainer", "/etc"),),
+        (SymlinkEntry("out", "trainer", "../../.."),),
+        (SymlinkEntry("a", "trainer", "b"), SymlinkEntry("a/x", "trainer", "y")),
     ],
 )
-def test_hostile_links(rig: Rig, links: tuple[tuple[str, str, str], ...]) -> None:
+def test_hostile_links(rig: Rig, links: tuple[SymlinkEntry, ...]) -> None:
     rig.send()
     with pytest.raises(IntegrityError):
         rig.fetch(links=links)
@@ -336,7 +339,7 @@ def test_hostile_links(rig: Rig, links: tuple[tuple[str, str, str], ...]) -> Non
 @pytest.mark.parametrize("path", ["../out", "/etc/x", "a//b", "a/../../b", "a\0b", "\u202egnp"])
 def test_hostile_names(rig: Rig, path: str) -> None:
     rig.send()
-    files = (replace(rig.files()[0], path=path), *rig.files()[1:])
+    files = (replace(rig.hashed()[0], path=path), *rig.hashed()[1:])
     with pytest.raises(IntegrityError, match="unsafe"):
         rig.fetch(files=files)
     assert sorted(p.name for p in rig.home.iterdir()) == ["b2", "sent", "source", "target"]
@@ -344,15 +347,15 @@ def test_hostile_names(rig: Rig, path: str) -> None:
 
 
 @only
-def test_pieces_that_do_not_fit_together(rig: Rig) -> None:
+def test_hashes_that_do_not_fit(rig: Rig) -> None:
     rig.send()
-    stored = read_sent(rig.sent)
-    pieces = tuple(replace(piece, hash=stored[piece.key].hash) for piece in rig.pieces())
-    for wrong in (pieces[1:], (*pieces, pieces[0]), (replace(pieces[0], hash=""), *pieces[1:])):
-        with pytest.raises(IntegrityError, match="fit together"):
-            rig.fetch(pieces=wrong)
-    with pytest.raises(IntegrityError, match="no known kind"):
-        rig.fetch(pieces=(replace(pieces[0], hash="md4:00"), *pieces[1:]))
+    first, *others = rig.hashed()
+    for wrong in ((), ("md4:00", *first.hashes[1:])):
+        with pytest.raises(IntegrityError, match="no known kind"):
+            rig.fetch(files=(replace(first, hashes=wrong), *others))
+    for wrong in (first.hashes[1:], (*first.hashes, first.hashes[0])):
+        with pytest.raises(ValueError, match="objects"):
+            tuple(pieces([replace(first, hashes=wrong)], PIECE))
 
 
 @only
@@ -373,11 +376,9 @@ def test_what_lies_in_staging_is_not_trusted(rig: Rig) -> None:
 @only
 def test_no_room(rig: Rig) -> None:
     rig.send()
-    files = (replace(rig.files()[0], size=1 << 60), *rig.files()[1:])
-    pieces = tuple(replace(piece, hash=read_sent(rig.sent)[piece.key].hash) for piece in rig.pieces())
-    pieces = (replace(pieces[0], size=1 << 60), *(piece for piece in pieces if piece.file))
+    first, *others = rig.hashed()
     with pytest.raises(HostError, match="disk space"):
-        rig.fetch(files=files, pieces=pieces)
+        rig.fetch(files=(replace(first, size=1 << 60, hashes=first.hashes[:1]), *others), piece_size=1 << 60)
 
 
 @only
@@ -388,7 +389,7 @@ def test_a_refusal_and_an_outage_reach_the_parent(rig: Rig) -> None:
     assert caught.value.kind == "cap"
     rig.server.admin("clear")
     rig.access = B2Access(KEY_ID, "another-secret", rig.server.url)
-    with rig.job(rig.source, direction="send", files=rig.files(), pieces=rig.pieces()) as job, \
+    with rig.job(rig.source, direction="send") as job, \
             pytest.raises(StoreRefused) as caught:  # fmt: skip
         Transfer(job).run(rig.access, print)
     assert (caught.value.kind, "another-secret" in str(caught.value)) == ("key", False)
@@ -453,26 +454,26 @@ def test_nice_and_rate(rig: Rig) -> None:
 
 
 def test_a_piece_counts_if_its_line_and_the_listing_agree(tmp_path: Path) -> None:
-    file = MovedFile("trainer", "x", 10, 5, inode=7, device=8)
-    pieces = (Piece(0, "a", 0, 6), Piece(0, "b", 6, 4))
-    line = SentPiece("a", "sha1:00", 6, file.identity)
-    listing = {"a": ObjectInfo("a", 6, 0.0), "b": ObjectInfo("b", 4, 0.0)}
+    file = FileEntry("x", "trainer", 10, 5, inode=7, device=8)
+    a, b = (piece.name for piece in pieces([file], 6))
+    line = SentPiece(a, "sha1:00", 6, file.identity)
+    listing = {a: ObjectInfo(a, 6, 0.0), b: ObjectInfo(b, 4, 0.0)}
 
     def counts(sent: SentPiece, listed: dict[str, ObjectInfo]) -> bool:
-        return set(stored_pieces(pieces, (file,), {sent.key: sent}, listed)) == {"a"}
+        return stored_pieces((file,), 6, {sent.name: sent}, listed) == (a,)
 
     assert counts(line, listing)
-    assert not counts(line, {"b": listing["b"]})
-    assert not counts(line, {"a": ObjectInfo("a", 5, 0.0)})
+    assert not counts(line, {b: listing[b]})
+    assert not counts(line, {a: ObjectInfo(a, 5, 0.0)})
     assert not counts(replace(line, size=5), listing)
-    assert not counts(line, {"a": ObjectInfo("a", 6, 0.0, "", "sha1:" + "9" * 40)}), "somebody's bytes"
-    assert counts(replace(line, hash="sha256:1"), {"a": ObjectInfo("a", 6, 0.0, "", "sha1:1")}), "not comparable"
+    assert not counts(line, {a: ObjectInfo(a, 6, 0.0, "", "sha1:" + "9" * 40)}), "somebody's bytes"
+    assert counts(replace(line, hash="sha256:1"), {a: ObjectInfo(a, 6, 0.0, "", "sha1:1")}), "not comparable"
     for changed in ((9, 7, 10, 5), (8, 9, 10, 5), (8, 7, 11, 5), (8, 7, 10, 6)):
         assert not counts(replace(line, identity=changed), listing)
     path = tmp_path / "sent"
     assert read_sent(path) == {}
-    path.write_bytes(b"garbage\n[1]\n" + line.to_line() + replace(line, key="b").to_line()[:-1])
-    assert read_sent(path) == {"a": line}, "what a kill tore is sent again"
+    path.write_bytes(b"garbage\n[1]\n" + line.to_line() + replace(line, name=b).to_line()[:-1])
+    assert read_sent(path) == {a: line}, "what a kill tore is sent again"
 
 
 def test_the_rate_limit_counts_over_all_threads() -> None:

@@ -2,12 +2,13 @@
 
 import re
 
-from podwatch.checkpoints.trainers import KINDS, process_names
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import process_names
 from podwatch.sensors.log_tail import StepLines
 from podwatch.sensors.read_step_lines import StepReader
 from podwatch.trainer.process_roles import Roles
 
-LINES = StepLines(kind.log for kind in KINDS.values())
+LINES = StepLines(kind.log for kind in all_trainers().values())
 ROLES = Roles(process_names())
 
 

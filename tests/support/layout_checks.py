@@ -4,13 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.drivers.checkpoints import Judgement, Layout, judge
+from tests.drivers.checkpoints import Inspection, InspectionOutcome, Layout, judge
 from tests.support.layout_makers import Operation
 
 
-def verdict(layout: Layout, step: int) -> Judgement:
+def verdict(layout: Layout, step: int) -> Inspection:
     """As the catalogue asks: list, scan, judge. A step that is not listed is not whole."""
-    return judge(layout, step) or Judgement(False, "not listed")
+    return judge(layout, step) or Inspection(InspectionOutcome.NOT_COMPLETE, "not listed")
 
 
 def whole_prefixes(layout: Layout, step: int, operations: Sequence[Operation]) -> list[int]:

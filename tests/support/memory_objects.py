@@ -5,9 +5,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from podwatch.store.documents import SavedFile, SaveIntent, SentSave
-from podwatch.store.interfaces import Author, Permit, RunObjects
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.store.documents import SaveIntent
+from podwatch.store.interfaces import Author, Permit
 from podwatch.store.keys import RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, too_late
 from podwatch.store.publish import Publisher
 
@@ -77,7 +79,7 @@ class AlwaysHolds:
     generation: int = 1
     until: float = 1e9
 
-    def confirm(self, store: RunObjects) -> Permit:
+    def confirm(self, store: Objects) -> Permit:
         return Permit(self.generation, self.until)
 
     def boottime(self) -> float:
@@ -88,12 +90,12 @@ class AlwaysHolds:
 
 
 def intent_of(step: int, save_id: str, data: bytes = b"weights " * 40) -> SaveIntent:
-    files = (SavedFile("w", "model", len(data), step), SavedFile("w", "sub/state", 0, step))
+    files = (FileEntry("model", "w", len(data), step), FileEntry("sub/state", "w", 0, step))
     return SaveIntent("run", step, save_id, "me", 1, 1.7e9, "custom", 100, files)
 
 
-def send(store: MemoryObjects, intent: SaveIntent, data: bytes = b"weights " * 40) -> SentSave:
-    """The intent and every piece."""
+def send(store: MemoryObjects, intent: SaveIntent, data: bytes = b"weights " * 40) -> tuple[SaveIntent, dict[str, str]]:
+    """The intent and every piece: what a publication needs."""
     folder = KEYS.save(intent.step, intent.save_id)
     store.put(folder + "intent.json", intent.to_bytes())
     hashes = {}
@@ -101,7 +103,7 @@ def send(store: MemoryObjects, intent: SaveIntent, data: bytes = b"weights " * 4
         body = data[piece.offset : piece.offset + piece.size]
         store.put(folder + piece.name, body)
         hashes[piece.name] = f"sha1:{hashlib.sha1(body).hexdigest()}"
-    return SentSave(intent, hashes)
+    return intent, hashes
 
 
 def publisher(store: MemoryObjects, lease: AlwaysHolds | None = None) -> Publisher:

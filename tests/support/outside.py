@@ -23,21 +23,21 @@ from podwatch.controller import machines
 from podwatch.controller.decide import Action
 from podwatch.controller.run_view import ControllerClaim
 from podwatch.domain import event, finding, lease, process, snapshot
-from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.checkpoint import Completeness, FileEntry, SymlinkEntry
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.status_document import Overall, TrainingState
 from podwatch.hooks import hook_runner
-from podwatch.incidents import bundle
+from podwatch.journal import bundle
 from podwatch.policy.exit_code import Blame, Outcome
 from podwatch.policy.hooks import Occasion
 from podwatch.recovery.state import Phase
 from podwatch.reporting import deliver_notices
 from podwatch.reporting import metrics as exposition
 from podwatch.store import documents as stored
-from podwatch.store.runs.archive_record import ArchiveRecord
+from podwatch.store.runs.reading import ArchiveRecord
 from podwatch.store.verify import Proof
 from podwatch.system.endpoint import Endpoint
 from tests.support.contract import ROOT, schemas
@@ -76,7 +76,6 @@ def setting_names() -> list[str]:
     tables = {
         "log_rules": ("log_rules[]", settings.LogRuleSettings),
         "hooks": ("hooks[]", settings.HookSettings),
-        "checks": ("checks[]", settings.CheckSettings),
     }
     found = []
     for key, _ in walk():
@@ -217,14 +216,14 @@ def stored_documents() -> dict[str, set[str]]:
         last=LastEnd(65, "gave-up", "reason", "command", 1.0, instance=pod.instance),
         attempt=OpenAttempt("id", 1.0), bad_hosts=(BadHost(host, "reason", 1.0, 2.0),), suspect=Suspect(host, 1),
     )  # fmt: skip
-    digest, link = f"sha256:{'0' * 64}", stored.SavedLink("a", "c", "b")
+    digest, link = f"sha256:{'0' * 64}", SymlinkEntry("c", "a", "b")
     head = ("run", 1, "save", "writer", 1)
-    intent = stored.SaveIntent(*head, 1.0, "dcp", 1, (stored.SavedFile("a", "b", 1, 1),), (link,))
+    intent = stored.SaveIntent(*head, 1.0, "dcp", 1, (FileEntry("b", "a", 1, 1),), (link,))
     manifest = stored.SaveManifest(
-        *head, 1, 1.0, "dcp", 1, 1, (stored.StoredFile("a", "b", 1, 1, 0o600, (digest,)),), (link,),
+        *head, 1.0, "dcp", 1, (FileEntry("b", "a", 1, 1, 0o600, hashes=(digest,)),), (link,),
         train_command=("x",), wandb={"run": "x"},
     )  # fmt: skip
-    exports = stored.SaveExports("run", 1, "save", 1.0, (stored.ExportedFile("a", "b", 1, digest),), True)
+    exports = stored.SaveExports("run", 1, "save", 1.0, (FileEntry("b", "a", 1, 1, hashes=(digest,)),), True)
     pointer = stored.RunPointer("run", 1, 1, None, "writer", 1.0, wandb={"run": "x"})
     written = {
         "intent": intent.to_bytes(),
@@ -248,7 +247,7 @@ def piped_documents() -> dict[str, set[str]]:
     occasion = Occasion("checkpoint", "checkpoint:1", 1.0, fields={"x": 1})
     about = {"parts": {"trainer": "path"}}
     notice = event.Notice(
-        event.Topic.TEST, event.Change.HAPPENED, finding.Severity.INFO, "title", "text", "key", 1.0, fields={"x": 1}
+        event.Topic.FINDINGS, event.Change.HAPPENED, finding.Severity.INFO, "title", "text", "key", 1.0, fields={"x": 1}
     )
     free = {"parts.*", "fields.*"}
     return {

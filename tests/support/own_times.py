@@ -9,14 +9,16 @@ from pathlib import Path
 
 VARIABLE = "PODWATCH_TEST_TIMES"
 NAMES = frozenset(
-    {"gpu.poll", "gpu.deadline", "gpu.release_margin", "inference.poll", "inference.timeout", "checkpoints.rescan",
-     "checkpoints.settle", "checkpoints.settle_weak", "checkpoints.settle_tracker", "sync.upload_gap", "sync.sweep",
+    {"gpu.poll", "gpu.deadline", "gpu.release_margin", "inference.poll", "inference.timeout",
+     "checkpoints.rescan", "checkpoints.settle", "checkpoints.settle_weak", "checkpoints.settle_tracker",
+     "sync.part_size", "sync.upload_gap", "sync.sweep", "sync.extra_max", "trainer.resume_attempts", "hang.k",
+     "disk.margin", "evaluation.coalesce", "evaluation.reserve", "evaluation.regression", "evaluation.gpu_count",
      "sync.artefacts_every", "sync.artefacts_log", "sync.heartbeat", "sync.holder_patience", "sync.claim_wait",
      "sync.refusal_wait", "recovery.backoff_min", "recovery.backoff_max", "recovery.calm", "recovery.standby",
      "recovery.job_attempts", "recovery.bad_host_for", "nodes.wait", "nodes.silence", "end_pod.timeout",
-     "end_pod.tries", "resources.files_above", "resources.memory_above", "resources.shm_above", "resources.overdue",
-     "resources.overdue_floor", "record.max_size", "notify.remind", "notify.per_hour", "notify.timeout",
-     "notify.heartbeat_every", "wandb.every"}
+     "end_pod.tries", "resources.files_above", "resources.memory_above", "resources.shm_above",
+     "resources.overdue", "resources.overdue_floor", "record.max_size", "notify.remind", "notify.per_hour",
+     "notify.timeout", "notify.heartbeat_every", "wandb.every"}
 )  # fmt: skip
 _SECTION = re.compile(r"\[([\w.]+)\]")
 _VALUE = re.compile(r"(\w+) *= *(.*)")

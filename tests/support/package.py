@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "contributing.md"
 GROUPS = {
-    "podwatch.layouts": "shelf = podwatch_shelf:KIND",
+    "podwatch.layouts": "shelf = podwatch_shelf:LAYOUT",
     "podwatch.stores": "shelf = podwatch_shelf_store:open_store",
 }
 

@@ -32,9 +32,7 @@ def objects_of(run_id: str, layout: str, step: int, seq: int, parts: Mapping[str
     plain = [{key: value for key, value in file.items() if key != "hashes"} for file in files]
     total = sum(file["size"] for file in files)
     intent = _document("intent", **head, piece_size=1 << 20, files=plain, symlinks=[])
-    manifest = _document(
-        "manifest", **head, seq=seq, piece_size=1 << 20, total_bytes=total, files=files, lineage="line-1"
-    )
+    manifest = _document("manifest", **head, seq=seq, piece_size=1 << 20, files=files, lineage="line-1")
     digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
     size = len(manifest)
     pointer = _document(

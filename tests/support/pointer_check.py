@@ -71,7 +71,7 @@ class PointerCheck:
         exports = self._objects.newest(f"{folder}exports.json")
         listed = {"files": []} if exports is None else json.loads(exports.body.read_bytes())
         for file in listed["files"] if listed.get("complete") else ():
-            self._object(f"{folder}{file['part']}/{file['path']}", file["size"], file["hash"])
+            self._object(f"{folder}{file['part']}/{file['path']}", file["size"], file["hashes"][0])
 
     def _file(self, folder: str, file: dict[str, Any], piece: int) -> None:
         name, size = f"{folder}{file['part']}/{file['path']}", file["size"]

@@ -17,12 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Protocol
 
 from podwatch.checkpoints.command import without_settings
-from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layout import Judgement, PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
+from podwatch.checkpoints.second_writer import ALONE, Beside
+from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, StepSeen, Tracker
+from podwatch.checkpoints.trainer import Trainer
 from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import Busy, HostError
@@ -56,7 +59,6 @@ from podwatch.domain.snapshot import (
 from podwatch.domain.starts import Recorded
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import Phase, Recovery, RunFile, quarantine
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.failure import Failures
@@ -95,6 +97,8 @@ class Killer:
 
 
 class Handle:
+    ended, terminal_used = MappingProxyType[tuple[int, int], ExitStatus]({}), None
+
     def __init__(self, world: "World", start_id: str, process: subprocess.Popen[bytes], supervision: Supervision):
         identity = identify(process.pid)
         assert identity is not None
@@ -189,6 +193,7 @@ class FlatLayout:
     """``checkpoints/step_N`` with three files; ``done`` is the marker. ``notes/step_N`` must go with it."""
 
     name, variant, finish_lines = "flat", "", ()
+    trainer = Trainer("flat")
     reshards, counts_all, saves_block, counts_saves = True, True, False, False
     saved_by: int | None = None
     started: int | None = None
@@ -212,8 +217,8 @@ class FlatLayout:
             n: (PartDir("checkpoints", self.part_dir("checkpoints", n), True),) for n in self.numbers("checkpoints")
         }
 
-    def judge(self, step: int, parts: Sequence[PartFiles], known: object = None) -> Judgement:
-        return Judgement(True, world_size=self.saved_by)
+    def judge(self, step: int, parts: Sequence[PartFiles], known: object = None) -> Inspection:
+        return Inspection(InspectionOutcome.WHOLE, world_size=self.saved_by)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -656,8 +661,8 @@ def finished() -> Finding:
 
 def stored(step: int, save_id: str, lineage: str, seq: int, problem: str = "") -> Stored:
     """A save in the store."""
-    manifest = SaveManifest("r1", step, save_id, "w", 1, seq, 0.0, "flat", 1, 0, (), lineage=lineage)
-    return Stored(step, save_id, 1, seq, problem=problem, manifest=manifest)
+    manifest = SaveManifest("r1", step, save_id, "w", 1, 0.0, "flat", 1, (), seq=seq, lineage=lineage)
+    return Stored(step, save_id, lineage, 1, seq, problem=problem, manifest=manifest)
 
 
 class Store:

@@ -11,8 +11,8 @@ CUSTOM: dict[str, Any] = {
     "trainer__resume_args": ["--ckpt.resume-step", "{step}"],
     "checkpoints__settle_weak": "0.2s",
     "checkpoints__settle_tracker": "0.2s",
-    "checkpoints.custom__step_dir": "checkpoints/step_{step}",
-    "checkpoints.custom__required": ["trainer/__0_0.distcp"],
+    "checkpoints.custom__parts": "checkpoints/step_{step}",
+    "checkpoints.custom__require": ["trainer/__0_0.distcp"],
     "checkpoints.custom__last": "trainer/.metadata",
     "checkpoints.custom__step_line": r"SUCCESS Step (\d+)",
 }

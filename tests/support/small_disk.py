@@ -8,7 +8,6 @@ from typing import Protocol
 
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
 from podwatch.config.settings import DiskSettings
 from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.disk.leftovers import Measurements
@@ -26,6 +25,7 @@ from podwatch.sensors.disk import DiskSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.own_directories import Workspace
+from tests.drivers.checkpoints import prime_rl_layout
 
 
 class Uploads(Protocol):
@@ -56,7 +56,7 @@ class Guard:
         self.workspace = Workspace(out, beside=() if checkpoint_dir is None else (checkpoint_dir,)).probe()
         self.uploads: Uploads | None = None
         self.others = others
-        layout = PrimeRLLayout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
+        layout = prime_rl_layout(out, checkpoint_dir=checkpoint_dir, command=("--variant", variant))
         self.catalogue = Catalogue(layout, clock, settle=0.05, settle_weak=0.05)
         self.events: list[Event] = []
         self.measurements = Measurements(self.workspace, layout, keep_seconds=60.0)
@@ -83,7 +83,7 @@ class Guard:
             records=self.catalogue.records,
             rescan=self.rescans.wake,
             abandon=self.abandon,
-            refresh_disk=self.disk.refresh,
+            refresh_disk=self.disk.wake,
             remover=Remover(self.workspace, clock, self.events.append),
             measurements=self.measurements,
             worker=self.workers[1],

@@ -20,9 +20,10 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import PodwatchError, RemoteError
 from podwatch.domain.lease import Claim, Heartbeat, HolderState, LeaseAction, Pod
-from podwatch.store.documents import SavedFile, SaveIntent, SentSave
+from podwatch.store.documents import SaveIntent
 from podwatch.store.interfaces import Author
 from podwatch.store.inventory import DocumentCache, take_inventory
 from podwatch.store.keys import RunKeys
@@ -320,7 +321,7 @@ class PodObjects:
 class Save:
     step: int
     save_id: str
-    files: tuple[SavedFile, ...]
+    files: tuple[FileEntry, ...]
     content: dict[str, bytes]
     sent: dict[str, str] = field(default_factory=dict)
 
@@ -499,7 +500,7 @@ class SimPod:
         text = f"{self.name} {self.lives} {step} {self.world.now:.3f} ".encode()
         files = {"w/model": text.ljust(250, b"."), "w/state": text.ljust(30, b"."), "w/empty": b""}
         mtime = int(self.world.now * 1e9)
-        listed = tuple(SavedFile("w", name[2:], len(data), mtime) for name, data in files.items())
+        listed = tuple(FileEntry(name[2:], "w", len(data), mtime) for name, data in files.items())
         self.saves.append(Save(step, f"{self.world.random.getrandbits(48):012x}", listed, files))
 
     def _send(self, save: Save) -> None:
@@ -540,9 +541,9 @@ class SimPod:
         author = Author("run", self.name, lineage="main", layout="custom")
         hashes = dict(sent)
         if found is not None and found.manifest is not None:
-            hashes = {p.name: digest for p, digest in found.manifest.objects()}
+            hashes = {p.name: p.hash for p in found.manifest.objects()}
         try:
-            self.publisher.publish(SentSave(intent, hashes), author)
+            self.publisher.publish(intent, hashes, author)
         except PiecesMissing as error:
             for name in error.names:
                 sent.pop(name, None)

@@ -6,9 +6,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.lease import Heartbeat
-from podwatch.store.documents import SavedFile, SaveIntent, SentSave
-from podwatch.store.interfaces import Author, RunObjects
+from podwatch.store.documents import SaveIntent
+from podwatch.store.interfaces import Author
 from podwatch.store.inventory import Stored
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
@@ -29,15 +30,15 @@ class _Timed(AlwaysHolds):
         return 0.0
 
 
-def publisher_of(store: RunObjects, keys: RunKeys, generation: int = 1) -> Publisher:
+def publisher_of(store: Objects, keys: RunKeys, generation: int = 1) -> Publisher:
     lease = _Timed(generation, float("inf"))
     return Publisher(store, keys, lease, lease)
 
 
-def send_save(store: Objects, keys: RunKeys, step: int, *, layout: str = "custom") -> SentSave:
+def send_save(store: Objects, keys: RunKeys, step: int, *, layout: str = "custom") -> tuple[SaveIntent, dict[str, str]]:
     """Every object of a save of two files, and its intent."""
     bodies = {"model.bin": os.urandom(200), "sub/state": os.urandom(50)}
-    files = tuple(SavedFile("checkpoint", path, len(body), 1) for path, body in bodies.items())
+    files = tuple(FileEntry(path, "checkpoint", len(body), 1) for path, body in bodies.items())
     intent = SaveIntent(keys.run_id, step, f"save{step}", "w1", 1, time.time(), layout, 100, files)
     folder = keys.save(step, intent.save_id)
     store.put(folder + "intent.json", intent.to_bytes())
@@ -47,16 +48,16 @@ def send_save(store: Objects, keys: RunKeys, step: int, *, layout: str = "custom
         part = body[piece.offset : piece.offset + piece.size]
         store.put(folder + piece.name, part)
         hashes[piece.name] = f"{algorithm}:{hashlib.new(algorithm, part).hexdigest()}"
-    return SentSave(intent, hashes)
+    return intent, hashes
 
 
 def past_run(store: Objects, keys: RunKeys, *steps: int) -> list[Stored]:
     """Saves of these steps, each made the newest in its turn."""
     publisher, author = publisher_of(store, keys), Author(keys.run_id, "w1", lineage="line", train_command=COMMAND)
-    return [publisher.publish(send_save(store, keys, step), author) for step in steps]
+    return [publisher.publish(*send_save(store, keys, step), author) for step in steps]
 
 
-def put_beat(store: RunObjects, keys: RunKeys, **fields: object) -> None:
+def put_beat(store: Objects, keys: RunKeys, **fields: object) -> None:
     """A heartbeat that was written just now by a run that is well, with these fields changed."""
     now = time.time()
     beat = Heartbeat(

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
+from podwatch.store.documents import RunPointer as Pointer
 from podwatch.store.documents import (
-    ExportedFile,
-    SavedLink,
     SaveExports,
     SaveIntent,
     SaveManifest,
-    StoredFile,
     manifest_hash,
 )
-from podwatch.store.documents import RunPointer as Pointer
 from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, RunKeys, pieces
 from podwatch.store.objects.base import Objects
 
@@ -52,7 +50,7 @@ class Shelf:
         self.seq += 1
         save_id = f"save{self.seq:04}"
         folder = self.keys.save(step, save_id)
-        files, links = list[StoredFile](), list[SavedLink]()
+        files, links = list[FileEntry](), list[SymlinkEntry]()
         with self._store() as store:
             for part, root in parts.items():
                 for path in sorted(p for p in root.rglob("*") if p.is_symlink() or p.is_file()):
@@ -60,15 +58,16 @@ class Shelf:
                     if names and name.partition("/")[0] not in names:
                         continue
                     if path.is_symlink():
-                        links.append(SavedLink(part, name, str(path.readlink())))
+                        links.append(SymlinkEntry(name, part, str(path.readlink())))
                     else:
                         files.append(self._file(store, folder, part, name, path))
             head = (self.keys.run_id, step, save_id, "writer-1", 1)
-            intent = SaveIntent(*head, WALL, self.layout, self.piece_size, tuple(files), tuple(links))
+            plain = tuple(replace(file, hashes=()) for file in files)
+            intent = SaveIntent(*head, WALL, self.layout, self.piece_size, plain, tuple(links))
             store.put(folder + INTENT, intent.to_bytes())
             manifest = SaveManifest(
-                *head, self.seq, WALL + self.seq, self.layout, self.piece_size, intent.total_bytes, tuple(files),
-                tuple(links), **{"lineage": self.lineage, "train_command": ("python", "train.py"), **more},
+                *head, WALL + self.seq, self.layout, self.piece_size, tuple(files), tuple(links), self.seq,
+                **{"lineage": self.lineage, "train_command": ("python", "train.py"), **more},
             )  # fmt: skip
             store.put(folder + MANIFEST, manifest.to_bytes())
         self.put[step] = manifest
@@ -76,14 +75,14 @@ class Shelf:
             self.point(manifest)
         return manifest
 
-    def _file(self, store: Objects, folder: str, part: str, name: str, path: Path) -> StoredFile:
+    def _file(self, store: Objects, folder: str, part: str, name: str, path: Path) -> FileEntry:
         body, status = path.read_bytes(), path.stat()
-        hashes = []
-        for piece in pieces(f"{part}/{name}", len(body), self.piece_size):
+        file, hashes = FileEntry(name, part, len(body), status.st_mtime_ns, status.st_mode & 0o777), []
+        for piece in pieces([file], self.piece_size):
             data = body[piece.offset : piece.offset + piece.size]
             store.put(folder + piece.name, data)
             hashes.append(f"sha1:{hashlib.sha1(data).hexdigest()}")
-        return StoredFile(part, name, len(body), status.st_mtime_ns, status.st_mode & 0o777, tuple(hashes))
+        return replace(file, hashes=tuple(hashes))
 
     def point(self, manifest: SaveManifest | None, data: bytes = b"", generation: int = 1) -> None:
         """A pointer that names the save, with these bytes for its manifest; None: no save at all."""
@@ -114,7 +113,7 @@ class Shelf:
         return self.keys.save(step, self.put[step].save_id)
 
     def names(self, step: int) -> list[str]:
-        return [piece.name for piece, _ in self.put[step].objects()]
+        return [piece.name for piece in self.put[step].objects()]
 
     def damage(self, step: int, ending: str = "") -> None:
         """One byte of an object differs; its size does not."""
@@ -138,7 +137,7 @@ class Shelf:
     def exports(self, step: int, part: str, files: Mapping[str, bytes], *, complete: bool = True) -> None:
         manifest, folder = self.put[step], self.folder(step)
         listed = [
-            ExportedFile(part, name, len(body), f"sha1:{hashlib.sha1(body).hexdigest()}")
+            FileEntry(name, part, len(body), int(WALL * 1e9), hashes=(f"sha1:{hashlib.sha1(body).hexdigest()}",))
             for name, body in files.items()
         ]
         found = SaveExports(self.keys.run_id, step, manifest.save_id, WALL, tuple(listed), complete)

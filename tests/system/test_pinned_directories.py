@@ -50,6 +50,16 @@ def own(path: Path, uid: int) -> Path:
     return path
 
 
+@pytest.mark.parametrize("name", ["lock", "guard.lock"])
+def test_a_directory_with_nothing_but_a_lock_of_podwatchs_is_podwatchs(tree: PinnedTree, out: Path, name: str) -> None:
+    """Where output_dir has two names, the supervisor of one makes its lock before podwatch is there under the other."""
+    outside = out.parent / HIDDEN / "out"
+    outside.mkdir(parents=True)
+    (outside / name).touch()
+    tree.make(outside / USER / "trash")
+    assert tree.names(outside) == tuple(sorted([name, USER]))
+
+
 def test_a_rename_into_our_directory_and_back(tree: PinnedTree, out: Path) -> None:
     kept = out.parent / HIDDEN / "out" / USER / "quarantine"
     tree.make(kept)

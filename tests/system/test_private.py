@@ -1,6 +1,5 @@
 """Directories and locks that another user has put in our place, or that are open to others. Real users (root only)."""
 
-import fcntl
 import os
 import socket
 import stat
@@ -9,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.cli import find_daemon
-from podwatch.cli.find_daemon import Hints
 from podwatch.daemon.paths_and_run_lock import run_paths
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.store.restore.staging import _lock
@@ -127,27 +124,3 @@ def test_another_user_cannot_hold_up_a_restore(public: Path) -> None:
             os.open(staging, os.O_RDONLY | os.O_DIRECTORY)
 
     assert strangers.as_stranger(lock) == 0
-
-
-@needs_root
-def test_another_users_lock_with_the_same_inode_number_is_no_podwatch(public: Path, tmp_path: Path) -> None:
-    """Its environment would name the runtime directory, and so the control socket, that root is told to use."""
-    lock = tmp_path / "state" / "run" / "guard.lock"
-    lock.parent.mkdir(parents=True)
-    lock.touch()
-    locks = tmp_path / "locks"
-    hints = Hints("run", tmp_path / "state")
-
-    def hold() -> int:
-        descriptor = os.open(public / "theirs", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return descriptor
-
-    public.chmod(0o1777)
-    with strangers.staying(hold) as stranger:
-        locks.write_text(f"1: FLOCK  ADVISORY  WRITE {stranger} 00:1a:{lock.stat().st_ino} 0 EOF\n")
-        assert find_daemon.holder("run", {}, hints, locks) is None
-        locks.write_text(f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1a:{lock.stat().st_ino} 0 EOF\n")
-        found = find_daemon.holder("run", {}, hints, locks)
-        assert found is not None
-        assert found.pid == os.getpid()

@@ -1,7 +1,8 @@
 """The HTTP server: uvicorn in the daemon's event loop, with bounded connections and requests, and the listening socket.
 
 uvicorn alone has no time limit for a request head (only for keep-alive), limits the size of a head only if it arrives
-in pieces, lets idle connections block active ones, handles signals, and wakes ten times a second.
+in pieces, lets idle connections block active ones, handles signals, and wakes ten times a second. A connection has one
+request: then its limits are those of the request, and nothing has to be counted between two.
 """
 
 import asyncio
@@ -13,17 +14,18 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-import h11
 import uvicorn
-from starlette.types import Scope
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from podwatch.domain.errors import HostError, PermissionDenied
 
 HEAD_SECONDS = 5.0
-"""Deadline of a request head, and of a keep-alive connection. A client on loopback takes milliseconds."""
+"""Deadline of a request head. A client on loopback takes milliseconds."""
 CONNECTION_SECONDS = 30.0
-"""Deadline of a connection: responses are fast, so that only slow readers are dropped."""
+"""Deadline of the answer: answers are fast, so that only slow readers are dropped."""
 MAX_HEAD_BYTES = 16 << 10
 MAX_LINE_BYTES = 4 << 10
 MAX_HEADERS = 64
@@ -34,8 +36,6 @@ MAX_IDLE = 48
 """Most connections without a request."""
 MAX_BUSY = 48
 """Most connections with a request: the other slots are for the requests that come next, /livez among them."""
-MAX_REQUESTS = 1000
-"""Most requests of one connection."""
 ACCEPT_AT_ONCE = 16
 """Less than MAX_IDLE, so that a connection survives the two rounds of accepting until its first bytes are read."""
 BACKLOG = 512
@@ -48,62 +48,63 @@ class Crowd:
     or busy one is dropped for it."""
 
     def __init__(self) -> None:
-        self.idle: dict[BoundedProtocol, None] = {}
-        self.busy: dict[BoundedProtocol, None] = {}
+        self.idle: dict[tuple[str, int], BoundedProtocol] = {}
+        self.busy: dict[tuple[str, int], BoundedProtocol] = {}
 
     def wait(self, connection: "BoundedProtocol") -> None:
-        """The connection waits for a request."""
-        self.busy.pop(connection, None)
-        self.idle[connection] = None
+        """The connection waits for its request."""
+        self.idle[connection.address] = connection
         while len(self.idle) > MAX_IDLE or len(self.idle) + len(self.busy) > MAX_CONNECTIONS:
-            self._drop(next(iter(self.idle)))
+            self._drop(self.idle)
 
-    def ask(self, connection: "BoundedProtocol") -> None:
-        if connection in self.idle:
-            del self.idle[connection]
-            self.busy[connection] = None
+    def ask(self, address: tuple[str, int]) -> None:
+        """The request of this client has come."""
+        if (connection := self.idle.pop(address, None)) is not None:
+            self.busy[address] = connection
+            connection.asked()
         while len(self.busy) > MAX_BUSY:
-            self._drop(next(iter(self.busy)))
+            self._drop(self.busy)
 
     def leave(self, connection: "BoundedProtocol") -> None:
-        self.idle.pop(connection, None)
-        self.busy.pop(connection, None)
+        for group in (self.idle, self.busy):
+            if group.get(connection.address) is connection:
+                del group[connection.address]
 
-    def _drop(self, connection: "BoundedProtocol") -> None:
-        self.leave(connection)
-        connection.transport.abort()
+    def _drop(self, group: "dict[tuple[str, int], BoundedProtocol]") -> None:
+        group.pop(next(iter(group))).abort()
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with size limits of head and body, and deadlines of each request head and of the connection."""
+    """HTTP/1.1 with size limits of head and body, and deadlines of head and answer."""
 
     crowd: Crowd
     head_seconds = HEAD_SECONDS
     connection_seconds = CONNECTION_SECONDS
+    address: tuple[str, int]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head: bytearray | None = None
-        """The received part of the next head; None while a request is in progress."""
+        self._connection = transport
+        self._head: bytearray | None = bytearray()
+        """What has come of the head; None once the request is known."""
         self._body_left = MAX_BODY_BYTES
-        self._requests = 0
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._timer = self.loop.call_later(self.connection_seconds, transport.abort)
-        self._await_head()
+        self._limit(self.head_seconds)
+        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+        self.address = (str(host), int(port))
+        self.crowd.wait(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.crowd.leave(self)
         self._timer.cancel()
-        self._stop_head_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._connection.is_closing():
             return
         if self._head is None:
             self._body_left -= len(data)
             if self._body_left < 0:
-                self.transport.abort()
+                self.abort()
                 return
         else:
             self._head += data
@@ -112,42 +113,22 @@ class BoundedProtocol(H11Protocol):
                 return
         super().data_received(data)
 
-    def handle_events(self) -> None:
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before:
-            self._asked()
+    def asked(self) -> None:
+        self._head = None
+        self._timer.cancel()
+        self._limit(self.connection_seconds)
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.cycle.response_complete and not self.transport.is_closing():
-            self._await_head()
+    def abort(self) -> None:
+        self._connection.abort()
 
-    def _asked(self) -> None:
-        self._head, self._body_left = None, MAX_BODY_BYTES
-        self._stop_head_timer()
-        self._requests += 1
-        if self._requests >= MAX_REQUESTS:
-            self.cycle.keep_alive = False
-        self.crowd.ask(self)
-
-    def _await_head(self) -> None:
-        self._stop_head_timer()
-        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
-        # The rest of an unread body can still arrive; it is no head.
-        self._head = bytearray() if self.conn.their_state is h11.IDLE else None
-        self.crowd.wait(self)
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _limit(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def _refuse(self, status: int) -> None:
         text = f"{status} {http.HTTPStatus(status).phrase}"
         fields = ["Connection: close", "Content-Type: text/plain", f"Content-Length: {len(text) + 1}"]
-        self.transport.write("\r\n".join([f"HTTP/1.1 {text}", *fields, "", f"{text}\n"]).encode())
-        self.transport.close()
+        self._connection.write("\r\n".join([f"HTTP/1.1 {text}", *fields, "", f"{text}\n"]).encode())
+        self._connection.close()
 
 
 def _refused_head(data: bytearray) -> int:
@@ -160,17 +141,25 @@ def _refused_head(data: bytearray) -> int:
     return 431 if size > MAX_HEAD_BYTES or data.count(b"\n", 0, size) > MAX_HEADERS + 2 else 0
 
 
-def refused_scope(scope: Scope) -> int:
-    """The same for a parsed request: of several that arrived at once only the first was checked before."""
-    headers = scope["headers"]
-    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_LINE_BYTES:
-        return 414
-    if len(headers) > MAX_HEADERS or sum(len(n) + len(v) + 4 for n, v in headers) > MAX_HEAD_BYTES:
-        return 431
-    for name, value in headers:
-        if name == b"content-length" and (not value.isdigit() or len(value) > 9 or int(value) > MAX_BODY_BYTES):
-            return 413
-    return 0
+class OneRequest:
+    """Tells the crowd of each request, refuses a body that is too large, and lets each answer end its connection."""
+
+    def __init__(self, app: ASGIApp, crowd: Crowd) -> None:
+        self._app, self._crowd = app, crowd
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._crowd.ask(tuple(scope["client"] or ()))
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        sizes = [value for name, value in scope["headers"] if name == b"content-length"]
+        large = any(not size.isdigit() or len(size) > 9 or int(size) > MAX_BODY_BYTES for size in sizes)
+        while not large and (await receive()).get("more_body"):
+            pass  # who still sends meets a closed connection, and never reads the answer
+        await (Response(status_code=413) if large else self._app)(scope, receive, closing)
 
 
 class LoopServer(uvicorn.Server):
@@ -204,11 +193,12 @@ def make_server(
     app: Any, *, head_seconds: float = HEAD_SECONDS, connection_seconds: float = CONNECTION_SECONDS
 ) -> LoopServer:
     """A server for ``app``; both limits in seconds."""
-    limits = {"crowd": Crowd(), "head_seconds": head_seconds, "connection_seconds": connection_seconds}
+    crowd = Crowd()
+    limits = {"crowd": crowd, "head_seconds": head_seconds, "connection_seconds": connection_seconds}
     protocol = type("Protocol", (BoundedProtocol,), limits)
     return LoopServer(
         uvicorn.Config(
-            app,
+            OneRequest(app, crowd),
             http=protocol,
             ws="none",
             lifespan="off",
@@ -217,7 +207,6 @@ def make_server(
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
             log_level="error",  # with warnings any user could fill the log with bad requests
             backlog=ACCEPT_AT_ONCE,

@@ -4,17 +4,16 @@ the guard that shows later whether anything changed.
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from podwatch.checkpoints.layout import Judgement, PartFiles
+from podwatch.checkpoints.inspection import Inspection
 from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
 from podwatch.checkpoints.scan import Scan, is_temporary
+from podwatch.checkpoints.shapes import PartFiles
 from podwatch.checkpoints.structures import is_shard
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, PartState
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def shown(part: PartFiles) -> bool:
@@ -22,7 +21,7 @@ def shown(part: PartFiles) -> bool:
     return part.present or part.part.required
 
 
-def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Judgement) -> CheckpointSet:
+def describe(step: int, layout: str, found: Sequence[PartFiles], judgement: Inspection) -> CheckpointSet:
     """The checkpoint with state WRITING; the caller sets a better state."""
     parts = []
     for part in filter(shown, found):
@@ -49,7 +48,7 @@ def belongs(file: FileEntry, leftovers: Collection[str]) -> bool:
     return not is_temporary(file.path) and f"{file.part}/{file.path}" not in leftovers
 
 
-def own_files(found: Sequence[PartFiles], judgement: Judgement) -> list[tuple[PartFiles, FileEntry]]:
+def own_files(found: Sequence[PartFiles], judgement: Inspection) -> list[tuple[PartFiles, FileEntry]]:
     """The files that a resume needs: those of the required parts that belong to this save."""
     leftovers = frozenset(judgement.leftovers)
     return [(p, f) for p in found if p.part.required for f in p.files if belongs(f, leftovers)]
@@ -68,7 +67,7 @@ def fingerprint(found: Sequence[PartFiles]) -> bytes:
     return digest.digest()
 
 
-def save_id(found: Sequence[PartFiles], judgement: Judgement) -> str:
+def save_id(found: Sequence[PartFiles], judgement: Inspection) -> str:
     """The id of a save. The same files give the same id across restarts of podwatch and after a restore, which sets the
     mtimes: inodes are not used."""
     digest = hashlib.sha256(judgement.save_token.encode())
@@ -102,60 +101,32 @@ def without_additions(
 # -- guards ----------------------------------------------------------------------------------------------------------
 # The few files whose times show whether a settled checkpoint changed: each of its directories, and per required part
 # the first shard and the newest file. A name that appears or disappears changes a directory; a trainer that rewrites
-# a checkpoint in place changes its first shard at once. A guard is one number and a shape shared with all other
-# checkpoints, so that a thousand checkpoints cost almost nothing.
+# a checkpoint in place changes its first shard at once.
 
-ELSEWHERE = -1
-Place = tuple[int, str]
-"""(number of the part in ``CheckpointSet.parts``, path inside it), or (ELSEWHERE, absolute path)."""
-Shape = tuple[Place, ...]
+Guard = tuple[tuple[str, int, int], ...]
+"""(path, mtime in ns, inode); zeros for what is absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """``stamp`` is a hash of the mtimes and inodes of all places, including absent ones."""
-
-    shape: Shape
-    stamp: int
-
-
-def guard_of(scans: Sequence[Scan], rests_on: Sequence[str] = ()) -> Guard:
+def guard_of(scans: Sequence[Scan], rests_on: Sequence[Path] = ()) -> Guard:
     """The guard of a checkpoint as it was scanned. ``rests_on``: files outside of it that the rule read; they are
     stamped as they are now."""
-    places: list[Place] = []
-    stamps: list[int] = []
-    for number, scan in enumerate(s for s in scans if shown(s.found)):
-        part = scan.found.part
-        root = str(part.path)
+    found: list[tuple[str, int, int]] = []
+    for scan in scans:
+        part, files, root = scan.found.part, scan.found.files, str(scan.found.part.path)
         if scan.found.present:
-            for path, mtime_ns, inode in scan.directories:
-                places.append((number, path[len(root) + 1 :]))
-                stamps += (mtime_ns, inode)
+            found += scan.directories
         elif part.required:
-            for name in part.names or ("",):
-                places.append((number, name))
-                stamps += (0, 0)
-        files = scan.found.files
+            found += [(f"{root}/{name}" if name else root, 0, 0) for name in part.names or ("",)]
         if part.required and files:
             data = [f for f in files if is_shard(f.path)] or files
-            for file in sorted({data[0], max(files, key=lambda f: f.mtime_ns)}):
-                places.append((number, file.path))
-                stamps += (file.mtime_ns, file.inode)
-    for path in rests_on:
-        places.append((ELSEWHERE, path))
-        stamps += stamp(path)
-    return Guard(tuple(places), hash(tuple(stamps)))
+            newest = max(files, key=lambda f: f.mtime_ns)
+            found += [(f"{root}/{f.path}", f.mtime_ns, f.inode) for f in sorted({data[0], newest})]
+    return (*found, *((str(path), *stamp(str(path))) for path in rests_on))
 
 
-def holds(guard: Guard, roots: Sequence[str]) -> bool:
-    """Whether everything is unchanged. ``roots`` are the directories of the parts, in order. Never raises OSError."""
-    stamps: list[int] = []
-    for number, inside in guard.shape:
-        if number == ELSEWHERE:
-            stamps += stamp(inside)
-        else:
-            stamps += stamp(f"{roots[number]}/{inside}" if inside else roots[number])
-    return hash(tuple(stamps)) == guard.stamp
+def holds(guard: Guard) -> bool:
+    """Whether everything is unchanged. Never raises OSError."""
+    return all(stamp(path) == (mtime_ns, inode) for path, mtime_ns, inode in guard)
 
 
 def stamp(path: str) -> tuple[int, int]:

@@ -4,19 +4,21 @@ signs by which a command is recognised as one of this trainer.
 Names of settings are as ``Command`` looks them up: ``ckpt.interval`` is a flag, an override and a key of a file.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 from podwatch.checkpoints.command import Command, Program, launched_processes, times
-from podwatch.checkpoints.layout import Recognise, Recognition, Site
-from podwatch.checkpoints.table import raw_tables
+from podwatch.checkpoints.shapes import SAVES, Concern, Recognition, Site
 from podwatch.domain.document import Document
+from podwatch.system.files import read_file
 
 Names = tuple[str, ...]
 Globs = tuple[str, ...]
+_SCRIPT_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ class CommandSign:
     """Settings of which one has this value."""
     unless: Globs = ()
     """Arguments of which none may be there."""
+    script_has: str = ""
+    """A regular expression that the text of the program's own script matches..."""
+    script_lacks: str = ""
+    """...which does not contain this."""
     certain: bool = True
     """No other trainer's commands show it."""
 
@@ -49,7 +55,7 @@ class CommandSign:
             argument = next((w for w in words if _fits(w, self.arguments)), "") if self.arguments else ""
             if (runs and not name) or (self.arguments and not argument) or any(_fits(w, self.unless) for w in words):
                 continue
-            if not self._settings_in(command):
+            if not self._settings_in(command) or (self.script_has and not self._text_fits(program, command.cwd)):
                 continue
             return f"runs {name}" if name else f"has {argument.partition('=')[0]}" if argument else "has this setting"
         return ""
@@ -60,6 +66,13 @@ class CommandSign:
         if any(fnmatchcase(program.script, glob) for glob in self.scripts if program.script):
             return program.script
         return next((name for name in self.programs if name in (program.name, program.launcher)), "")
+
+    def _text_fits(self, program: Program, cwd: Path | None) -> bool:
+        try:
+            text = read_file((program.cwd or cwd or Path("/")) / program.script, _SCRIPT_LIMIT).decode(errors="replace")
+        except (OSError, ValueError):
+            return False
+        return re.search(self.script_has, text) is not None and self.script_lacks not in text
 
     def _settings_in(self, command: Command) -> bool:
         if self.has and not command.has(*self.has):
@@ -106,6 +119,15 @@ class CommandVariant:
 
 
 @dataclass(frozen=True, slots=True)
+class ConcernRule:
+    """Commands that show the sign save no checkpoints: what is wrong, and what to change."""
+
+    sign: CommandSign
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableChoice:
     """The table of files that applies to commands that show the sign."""
 
@@ -124,6 +146,7 @@ class CommandTable(Document):
     resume: ResumeRule = ResumeRule()
     variants: tuple[CommandVariant, ...] = ()
     """The first that fits counts, else ``resume``."""
+    concerns: tuple[ConcernRule, ...] = ()
     tables: tuple[TableChoice, ...] = ()
     output: Names = ()
     """The output directory."""
@@ -166,6 +189,11 @@ class CommandTable(Document):
             return None  # such a file can set it
         return times(each, *more)
 
+    def concerns_of(self, command: Command) -> tuple[Concern, ...]:
+        """What is wrong with a command that saves nothing."""
+        found = (rule for rule in self.concerns if rule.sign.seen_in(command))
+        return tuple(Concern(SAVES, rule.what, rule.fix, certain=True) for rule in found)
+
     def recognised(self, layout: str, command: Command, *, certain: bool) -> Recognition | None:
         """Why a command is one of this trainer, by a sign of this certainty; None: it shows none."""
         if not command.argv:
@@ -184,34 +212,6 @@ class CommandTable(Document):
         return command.number(*self.interval)
 
 
-@cache
-def all_commands() -> Mapping[str, CommandTable]:
-    """The command tables of ``layouts.toml`` by trainer."""
-    raw = raw_tables()
-    return {name: CommandTable.from_json(raw[name]["command"], where=name) for name in raw if "command" in raw[name]}
-
-
-def resume_settings(*, bare: bool = False) -> Names:
-    """Every setting by which any trainer resumes."""
-    rules = [rule for t in all_commands().values() for rule in (t.resume, *(v.resume for v in t.variants))]
-    return tuple(dict.fromkeys(name for rule in rules for name in (rule.drop_bare if bare else rule.drop)))
-
-
 def command_of(site: Site) -> Command:
     """The configured command of a fresh start."""
     return Command(site.command, site.working_directory)
-
-
-def recogniser(name: str, on_disk: Callable[[Site], Recognition | None] = lambda _site: None) -> Recognise:
-    """Recognises a trainer by a certain sign of its command, else by what ``on_disk`` finds in output_dir, else by an
-    uncertain sign."""
-
-    def recognise(site: Site) -> Recognition | None:
-        table, command = all_commands()[name], command_of(site)
-        return (
-            table.recognised(name, command, certain=True)
-            or on_disk(site)
-            or table.recognised(name, command, certain=False)
-        )
-
-    return recognise

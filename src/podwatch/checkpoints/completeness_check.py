@@ -8,13 +8,14 @@ truncated or never written. It cannot find flipped bits, swapped or single lost 
 truncated pickle of the old format: the hashes taken during upload do that.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints import checkpoint_identity
-from podwatch.checkpoints.checkpoint_identity import Guard, Shape, guard_of, holds
-from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.checkpoint_identity import Guard, guard_of, holds
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import (
     CheckpointRecord,
     CheckpointRecords,
@@ -27,6 +28,7 @@ from podwatch.checkpoints.records import (
 )
 from podwatch.checkpoints.scan import Scan, scan_part
 from podwatch.checkpoints.settle_time import SettleTimes
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.checkpoints.table import SaveEnd
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.system.clock import Clock
@@ -35,31 +37,6 @@ BLIND = (
     "the structural check does not find flipped bits or lost pages inside tensor data; "
     "`podwatch checkpoints verify --deep` compares every byte with the hashes taken at upload"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """``problems``: damage. ``notes``: suspicious or unknown, but no proof of damage."""
-
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    files: int = 0
-    """Number of files whose structure was checked."""
-
-
-def described(judgement: Judgement) -> Inspection:
-    """What a judgement says to the operator."""
-    notes = []
-    if judgement.hole:
-        notes.append(
-            f"{judgement.hole} has ranges that were never written: preallocated and not filled, or a sparse copy"
-        )
-    if judgement.unsized:
-        notes.append(f"{judgement.unsized} has the old torch format: only its size shows whether it is truncated")
-    if judgement.unchecked:
-        notes.append(f"{judgement.unchecked} files have a format without a structure that podwatch can check")
-    problems = () if judgement.whole else (judgement.reason, *judgement.faults)
-    return Inspection(tuple(dict.fromkeys(problems)), tuple(notes), judgement.checked)
 
 
 CUT_OFF_FACTOR = 5
@@ -81,11 +58,13 @@ class Known:
     since: float
     polls: int
     guard: Guard
-    judgement: Judgement
+    judgement: Inspection
     set: CheckpointSet
     quiet: float = 0.0
     settled: bool = False
     moving: bool = False
+    ended: bool = False
+    """Every process that could write these files was seen to end since they were found."""
     was: str = ""
     """The ``save_id`` with which it was last complete."""
 
@@ -95,7 +74,7 @@ class Known:
 
     def as_before(self) -> bool:
         """Whether its guard is unchanged. Lists no directory."""
-        return holds(self.guard, [p.path for p in self.set.parts])
+        return holds(self.guard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +96,8 @@ class _Seen:
     """Epoch seconds of the newest change in a required part; 0 if nothing is there."""
     quiet: float
     """Seconds without a change."""
+    ended: bool
+    """As ``Known.ended``: said now, or before of the same files."""
 
 
 class CompletenessChecker:
@@ -140,11 +121,11 @@ class CompletenessChecker:
         """The last save that lacked what those before it have."""
         self._agreed: set[int] = set()
         """Steps that another save agreed with: together they are what the trainer saves now."""
-        self._shapes: dict[Shape, Shape] = {}
         self.slow = False
         """The filesystem is a network filesystem, which shows changes late."""
         self.writers_ended = False
-        """Every process that could write here was seen to end: on a local filesystem no settle time is needed."""
+        """Every process that could write here was seen to end: on a local filesystem what is here needs no settle time,
+        in this rescan and in later ones."""
         self.problem = ""
         """The first read error since ``begin``."""
 
@@ -154,23 +135,17 @@ class CompletenessChecker:
         self.slow, self.problem = slow, ""
         self.writers_ended = writers_ended and not slow
 
-    def end(self, states: Collection[Known]) -> None:
-        """Finish the rescan: data that equal checkpoints share is kept once."""
-        self._shapes = {k.guard.shape: k.guard.shape for k in states}
-
     def scan(self, parts: Sequence[PartDir]) -> list[Scan]:
         return [scan_part(p, self._roots) for p in parts]
 
-    def judge(self, step: int, found: Sequence[PartFiles]) -> Judgement:
+    def judge(self, step: int, found: Sequence[PartFiles]) -> Inspection:
         """The layout's judgement. A save that was complete stays the same save when files are added to it: it is not
         uploaded again for an evaluation that was written into it hours later."""
         record, added = self._records.same_save(step, checkpoint_identity.all_files(found)), tuple[str, ...]()
         if record is not None:
             found, added = checkpoint_identity.without_additions(found, record)
         judgement = self._layout.judge(step, found, self._records.known)
-        if added:
-            judgement = replace(judgement, leftovers=(*judgement.leftovers, *added))
-        return judgement if judgement.problems else replace(judgement, problems=checkpoint_identity.NOTHING)
+        return replace(judgement, leftovers=(*judgement.leftovers, *added)) if added else judgement
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
         """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
@@ -205,6 +180,7 @@ class CompletenessChecker:
             polls=before.polls + 1 if before is not None else 1,
             changed=changed,
             quiet=max(now - since, age if changed else 0.0),
+            ended=self.writers_ended or (before is not None and before.ended and not self.slow),
         )
 
     def _reuse(self, seen: _Seen) -> Known | None:
@@ -215,7 +191,7 @@ class CompletenessChecker:
             return None
         if not known.set.complete and any(s.outside for s in seen.scans):
             return None  # a link changes no file
-        guard = self._guard(seen.scans, known.judgement)
+        guard = guard_of(seen.scans, known.judgement.rests_on)
         if known.judgement.rests_on and guard != known.guard:
             return None  # a tracker changed
         if known.settled and guard != known.guard:  # a by-product was added or removed: the save does not change
@@ -225,7 +201,7 @@ class CompletenessChecker:
             known.guard = guard
         return known
 
-    def _judge_now(self, seen: _Seen, earlier: Known | None) -> Judgement:
+    def _judge_now(self, seen: _Seen, earlier: Known | None) -> Inspection:
         """The judgement of what is there now: that of ``earlier`` where it was settled content, else the layout's; with
         read errors and lost files, which no layout sees."""
         # What could not be read may be readable now: setting its mode right changes no name, size or mtime. And the
@@ -236,29 +212,34 @@ class CompletenessChecker:
         else:
             judgement = self.judge(seen.step, seen.found)
         if seen.error:
-            return replace(judgement, whole=False, unreadable=True, reason=f"cannot be read: {seen.error}")
-        if judgement.lacks and self.writers_ended and judgement.ends is not SaveEnd.NONE:
-            judgement = replace(judgement, whole=True, lacks=False, reason="")  # its end is marked: nothing more comes
+            return replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason=f"cannot be read: {seen.error}")
+        if judgement.lacks and seen.ended and judgement.ends is not SaveEnd.NONE:
+            # Its end is marked: nothing more comes.
+            judgement = replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(seen.found, judgement))
-        before = self._records.of(seen.step)
+        # What has no answer says nothing of what is lost: a file system with errors lists less than there is.
+        before = None if judgement.unreadable else self._records.of(seen.step)
         if before is not None and judgement.deleted and is_left_of(before, own):
             left = ", ".join(p.part.name for p in seen.found if p.present) or "nothing"
             reason = f"it was deleted; what is left: {left}"
-            return replace(judgement, whole=False, damaged=False, pending=False, remainder=True, reason=reason)
+            outcome = InspectionOutcome.NOT_COMPLETE
+            return replace(judgement, outcome=outcome, pending=False, remainder=True, reason=reason)
         if before is not None and (lost := lost_files(before, own)):
-            return replace(judgement, whole=False, damaged=True, reason=lost)
+            return replace(judgement, outcome=InspectionOutcome.DAMAGED, reason=lost)
         outside = next((s.outside for s in seen.scans if s.outside and s.found.part.required), "")
         if outside and not judgement.whole:  # what it lacks can be behind the link
             reason = f"{judgement.reason} ({outside} is a symbolic link, and podwatch does not follow it)"
-            return replace(judgement, unreadable=True, damaged=False, reason=reason)
+            return replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason=reason)
         return judgement
 
-    def _state(self, seen: _Seen, known: Known | None, judgement: Judgement) -> Known:
+    def _state(self, seen: _Seen, known: Known | None, judgement: Inspection) -> Known:
         """The state that follows from the judgement, from how long nothing changed, and from what was known."""
         step, found = seen.step, seen.found
         described = checkpoint_identity.describe(step, self._layout.name, found, judgement)
-        guard = self._guard(seen.scans, judgement)
-        state = Known(seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet)
+        guard = guard_of(seen.scans, judgement.rests_on)
+        state = Known(
+            seen.fingerprint, seen.since, seen.polls, guard, judgement, described, seen.quiet, ended=seen.ended
+        )
         state.was = known.was if known is not None else ""
         if judgement.unreadable and not any(s.outside for s in seen.scans):
             state.set = replace(state.set, unanswered=1 + (known.set.unanswered if known is not None else 0))
@@ -282,7 +263,7 @@ class CompletenessChecker:
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(found, judgement))
         # A checkpoint that was found complete before, unchanged since, needs no settle time again.
         record = self._records.same_save(step, own)
-        settled = self.writers_ended or record is not None
+        settled = state.ended or record is not None
         # Where nothing shows the end of a file, the marker is NONE.
         need = 0.0 if settled and not judgement.hole else windows.need(judgement.ends, slow=self.slow)
         state.moving = judgement.ends is not SaveEnd.COMMIT
@@ -370,7 +351,3 @@ class CompletenessChecker:
             unclear = judgement.damaged or judgement.remainder
             state.set = replace(state.set, completeness=final, unclear=unclear, remainder=judgement.remainder)
         return state
-
-    def _guard(self, scans: Sequence[Scan], judgement: Judgement) -> Guard:
-        guard = guard_of(scans, [str(p) for p in judgement.rests_on])
-        return Guard(self._shapes.setdefault(guard.shape, guard.shape), guard.stamp)

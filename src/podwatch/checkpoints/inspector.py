@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.records import RecordedFile
-from podwatch.checkpoints.rules import CheckpointInspection, InspectionOutcome
-from podwatch.checkpoints.table import SaveEnd, TrainerTable
+from podwatch.checkpoints.table import TrainerTable
+from podwatch.domain.errors import IntegrityError
 from podwatch.system.pinned_directories import PinnedTree
 
 _CHILD = "podwatch.checkpoints.inspect_child"
@@ -65,7 +66,7 @@ class Inspector:
         parts: Mapping[str, Path],
         files: Collection[RecordedFile],
         about: Surroundings | None = None,
-    ) -> CheckpointInspection:
+    ) -> Inspection:
         """Exactly these files of one save. ``parts``: the directories that contain them."""
         about = about or Surroundings()
         request = {
@@ -83,23 +84,9 @@ class Inspector:
         }
         answer = self._ask(request, self._deadline * (1 + len(files) / _MANY))
         try:
-            return CheckpointInspection(
-                InspectionOutcome(answer["outcome"]),
-                str(answer["reason"]),
-                SaveEnd(answer.get("end", SaveEnd.NONE)),
-                str(answer.get("token", "")),
-                answer.get("world_size"),
-                tuple(answer.get("unlisted", ())),
-                bool(answer.get("is_export", False)),
-                dict(answer.get("problems", {})),
-                tuple(answer.get("faults", ())),
-                str(answer.get("hole", "")),
-                str(answer.get("unsized", "")),
-                int(answer.get("checked", 0)),
-                int(answer.get("unchecked", 0)),
-            )
-        except (KeyError, ValueError, TypeError):
-            return CheckpointInspection(_UNKNOWN, "the inspection gave no usable answer")
+            return Inspection.from_json(answer)
+        except IntegrityError:
+            return Inspection(_UNKNOWN, "the inspection gave no usable answer")
 
     def values(self, path: Path) -> Mapping[str, object] | None:
         """Small values in a torch file; empty if there are none. None: unknown."""

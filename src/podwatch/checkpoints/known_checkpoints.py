@@ -3,101 +3,28 @@
 A rescan is the truth; events only trigger it earlier. Its cost depends on what changed, not on what exists: while
 nothing changed and nothing is being written, it reads only the times of the directories and of two files of each
 checkpoint, and lists no directory. ``completeness`` judges a single checkpoint; this module handles all of them.
-
-``HeldBack`` marks complete checkpoints that are held back: written while two trainers were running
-(``policy.second_writer``), left behind on an earlier branch (``domain.starts``), or with a step number that no
-training of this run can have reached (``policy.implausible_steps``). It also says whose each checkpoint is.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints import checkpoint_identity
 from podwatch.checkpoints.checkpoint_identity import stamp
-from podwatch.checkpoints.completeness_check import (
-    CUT_OFF_FACTOR,
-    CompletenessChecker,
-    Inspection,
-    Known,
-    described,
-)
+from podwatch.checkpoints.completeness_check import CUT_OFF_FACTOR, CompletenessChecker, Known
+from podwatch.checkpoints.held_back import NOTHING_HELD, HeldBack
+from podwatch.checkpoints.inspection import Inspection
 from podwatch.checkpoints.inspector import INSPECTOR
-from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
-from podwatch.domain.run_state import RunState
-from podwatch.domain.starts import NOT_RECORDED, Origins
-from podwatch.policy.implausible_steps import StepEvidence, implausible
-from podwatch.policy.second_writer import Span, why_held
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
-
-NO_RECORDS = CheckpointRecords()
-
-
-class HeldBack:
-    """Which checkpoints are in doubt. Read in any thread; set by one.
-
-    ``spans`` are in epoch seconds. ``evidence`` limits how far this run can be; ``origins`` answers whose a checkpoint
-    is. What was decided about a checkpoint is in its record.
-    """
-
-    def __init__(self, spans: Iterable[Span] = ()) -> None:
-        self.spans = tuple(spans)
-        self.evidence = StepEvidence()
-        self.origins = Origins()
-        self.version = 0
-        """Grows with each change: a caller that keeps marked checkpoints then marks them again."""
-
-    def update(self, spans: tuple[Span, ...]) -> bool:
-        """Set the spans. Returns whether this changed anything."""
-        if spans == self.spans:
-            return False
-        self.spans = spans
-        self.version += 1
-        return True
-
-    def explain(self, evidence: StepEvidence) -> None:
-        if evidence != self.evidence:
-            self.evidence = evidence
-            self.version += 1
-
-    def follow(self, run: RunState) -> None:
-        """Judge by these starts."""
-        if (run.starts, run.adopted) != (self.origins.starts, self.origins.adopted):
-            self.origins = Origins.of(run.starts, adopted=run.adopted)
-            self.version += 1
-
-    def mark(self, sets: Sequence[CheckpointSet], records: CheckpointRecords = NO_RECORDS) -> tuple[CheckpointSet, ...]:
-        """The same checkpoints, with whose each one is, and ``held`` where one is held back. Whether a step is
-        plausible depends on all of them."""
-        released = {key for key, held in records.decided.items() if not held}
-        odd = implausible(sets, replace(self.evidence, believed=self.evidence.believed | released))
-        return tuple(self._marked(found, odd.get(found.step, ""), records) for found in sets)
-
-    def _marked(self, found: CheckpointSet, odd: str, records: CheckpointRecords) -> CheckpointSet:
-        key = (found.step, found.save_id)
-        origin = self.origins.judge(found.step, found.changed_wall, records.origins.get(key, NOT_RECORDED))
-        found = replace(found, start_id=origin.start_id, ours=origin.ours)
-        if odd:
-            return replace(found, held=f"its step number is implausible: {odd}", held_as=HeldAs.IMPLAUSIBLE)
-        if origin.left:
-            why = "it belongs to an earlier branch of this run, which training has left"
-            return replace(found, held=why, held_as=HeldAs.EARLIER_BRANCH)
-        if not found.complete:
-            return found
-        why = records.decided[key] if key in records.decided else why_held(found, self.spans)
-        return replace(found, held=why, held_as=HeldAs.TWO_WRITERS) if why else found
-
-
-NOTHING_HELD = HeldBack()
-"""For catalogues without a daemon; never changed."""
-
 
 _NEWEST = 4
 """When anything changed, so many of the newest checkpoints are read file by file: these are written or rewritten."""
@@ -222,7 +149,7 @@ class Catalogue:
         directories whatever their times show, before a decision that moves what it does not know.
 
         ``writers_ended``: every process that could write here was seen to end. On a local filesystem a checkpoint is
-        then complete after two equal scans, without a settle time.
+        then complete after two equal scans, without a settle time; later rescans need not say it again.
         """
         with self._lock:
             if not list_again and self._nothing_new():
@@ -256,7 +183,6 @@ class Catalogue:
             self._problem = settling.problem
             self._name_states()
             self._compare_again(fresh)
-            settling.end(fresh.values())
             self._remember()
             aged = all(0 <= mtime < wall_ns - _FRESH_NS for _, mtime, _ in roots)
             calm = not self._problem and not settling.slow and all(k.settled for k in fresh.values())
@@ -288,7 +214,7 @@ class Catalogue:
         """Check the structure of every file of one step. HostError: there is no such step."""
         found = [s.found for s in self._settling.scan(self._parts_of(step))]
         with self.layout.reading():
-            return described(self._judge(step, found))
+            return self._judge(step, found)
 
     def verify(self, step: int) -> tuple[str, ...]:
         """Reasons not to start from this checkpoint, with all its files read again: damage that ``inspect`` finds, and
@@ -299,7 +225,7 @@ class Catalogue:
             judgement = self._judge(step, found)
         if judgement.unreadable:
             raise InspectionUnanswered(judgement.reason, where=f"step {step}")
-        problems = described(judgement).problems
+        problems = judgement.reasons
         with self._lock:
             known = self._known.get(step)
             if known is None or not known.set.complete:
@@ -387,7 +313,7 @@ class Catalogue:
             self._turn = start + _TURN
         return close
 
-    def _judge(self, step: int, found: Sequence[PartFiles]) -> Judgement:
+    def _judge(self, step: int, found: Sequence[PartFiles]) -> Inspection:
         return self._settling.judge(step, found)
 
     def _name_states(self) -> None:
@@ -413,7 +339,7 @@ class Catalogue:
             Path(p.path) for k in unsettled for p in k.set.parts if p.required and (p.size_bytes or p.complete)
         )
 
-    def _overtaken(self, found: CheckpointSet, judgement: Judgement) -> bool:
+    def _overtaken(self, found: CheckpointSet, judgement: Inspection) -> bool:
         """Whether a trainer that waits for each save has started the missing part of a newer save since this one last
         changed: then the missing part never comes, and the checkpoint is never complete."""
         missing = {p.name for p in found.parts if p.required and not p.complete}

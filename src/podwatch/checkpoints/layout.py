@@ -1,195 +1,330 @@
-"""The ``Layout`` protocol: what podwatch must know about the checkpoints of one trainer."""
+"""One trainer's checkpoints, by its table: their steps, the verdict on each, and the command of a start.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+Everything blocks on the file system. Files are read by the child that inspects.
+"""
+
+import hashlib
+import heapq
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
-from podwatch.checkpoints.table import SaveEnd
-from podwatch.config.settings import CustomLayoutSettings
-from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
-from podwatch.domain.process import NO_PROCESSES, ProcessNames
-from podwatch.domain.trainer_log import NO_LINES, TrainerLog
+from podwatch.checkpoints.command import Command, positive
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
+from podwatch.checkpoints.inspector import INSPECTOR, Inspector, Surroundings
+from podwatch.checkpoints.places import Listing, Places, is_shared, main_part, status_of
+from podwatch.checkpoints.records import CheckpointRecord, RecordedFile, is_same_save
+from podwatch.checkpoints.resume import StartPoint, resume_command, resume_settings_in_script
+from podwatch.checkpoints.rules import missing_form
+from podwatch.checkpoints.scan import is_temporary, scan_part
+from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, Site
+from podwatch.checkpoints.structures import UNFINISHED_INDEX
+from podwatch.checkpoints.table import TrainerTable
+from podwatch.checkpoints.templates import forms_of, number_in
+from podwatch.checkpoints.trainer import Trainer
+from podwatch.domain.run import valid_ids
+from podwatch.system.files import read_small
 
-
-@dataclass(frozen=True, slots=True)
-class PartDir:
-    """The directory of one part of one step. It can be absent (the part is then missing)."""
-
-    name: str
-    path: Path
-    required: bool
-    """Needed for a resume."""
-    uploaded: bool = True
-    """Uploaded with the checkpoint (optional parts such as prime-rl's ``weights`` are not)."""
-    names: tuple[str, ...] = ()
-    """Only these entries of ``path``, files or directories, belong to the part: the directory is shared by many steps.
-    Empty: all of it."""
-    export: bool = False
-    """Not needed for a resume, but worth keeping: uploaded with milestones and with the final checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartFiles:
-    """One part with the files found in it. ``present`` is false when its directory does not exist."""
-
-    part: PartDir
-    present: bool
-    files: tuple[FileEntry, ...] = ()
-    symlinks: tuple[SymlinkEntry, ...] = ()
+Known = Mapping[int, CheckpointRecord]
+"""The records of what was found complete."""
+_NOWHERE = Path("/nonexistent")
+_STATE_LIMIT = 64 << 20
+_TRACKER_LIMIT = 4096
+_NEIGHBOURS = 3
+"""So many saves before a step, and after it, are tried until one is found to compare with."""
+_SLOW = 5.0
+"""Seconds. An inspection that took longer and gave no answer is repeated..."""
+_PATIENCE = 10.0
+"""...after so many times as long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """A layout's judgement of one step. ``whole`` = the completeness rule holds; ``damaged`` = a file is structurally
-    broken; ``reason`` is exactly what is missing or broken; ``ends`` = the evidence that the save has ended, which
-    decides the settle time; ``save_token`` identifies this save from inside (the DCP save id)."""
+class _Inspected:
+    """``files``: a digest of their list. ``forms``: those of its own files. ``again``: monotonic seconds before which
+    it is not inspected again."""
 
-    whole: bool
-    reason: str = ""
-    damaged: bool = False
-    ends: SaveEnd = SaveEnd.NONE
-    save_token: str = ""
-    world_size: int | None = None
-    pending: bool = False
-    """The main part was not started: the present files belong to a later save, and nothing is being written."""
-    unreadable: bool = False
-    """Something could not be observed (permission, I/O error): no evidence about the checkpoint, which must not be
-    removed."""
-    problems: Mapping[str, str] = field(default_factory=dict)
-    """Part name -> its problem, for the parts that have one."""
-    leftovers: tuple[str, ...] = ()
-    """``<part>/<path>`` of files that are there but do not belong to this save; never uploaded."""
-    deleted: bool = False
-    """The directory that the trainer (or an operator) deletes with a checkpoint is not there: if the checkpoint was
-    complete, its other parts are what is left of it, and not damage."""
-    remainder: bool = False
-    """Set by podwatch's own rules, not by a layout: ``deleted``, and it was complete."""
-    lacks: bool = False
-    """It is whole by its own files, and lacks a kind of file that the saves around it have."""
-    hole: str = ""
-    """The first large file with a range that was never written: suspicious, but no proof of damage."""
-    unsized: str = ""
-    """The first file whose format does not show whether its end is there."""
-    faults: tuple[str, ...] = ()
-    """Everything that is wrong; ``reason`` is the first of it."""
-    checked: int = 0
-    """Number of files whose structure was checked."""
-    unchecked: int = 0
-    rests_on: tuple[Path, ...] = ()
-    """Files outside the parts (a tracker in the parent) that the rule read: when one of them changes, the step must be
-    judged again although its own files did not change."""
+    files: bytes
+    forms: frozenset[str]
+    found: Inspection
+    again: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tracker:
-    """A file or symlink by which the trainer finds its newest checkpoint, and its required content for a resume from
-    one step. Repaired atomically before a start: exactly one of ``content`` and ``target``."""
-
-    path: Path
-    content: bytes | None = None
-    target: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Recognition:
-    """Why an output directory or a command looks like a layout. ``certain``: no other trainer writes this."""
-
-    layout: str
-    why: str
-    certain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepSeen:
-    """Progress found in files: role, step and the file time in epoch seconds."""
-
-    role: str
-    step: int
-    wall: float
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeCommand:
-    """argv and environment of a start. ``removed`` are resume flags that the command contained already."""
-
-    argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-
-
-Known = Mapping[int, Mapping[str, tuple[int, int]]]
-"""Step -> ``part/path`` -> (size, mtime_ns) of the files that it had when it was found complete."""
-
-
-class Layout(Protocol):
+class Layout(Places):
     """One trainer's layout below one output directory. All methods can block on the file system: never call them on the
     event loop. A directory that vanishes meanwhile is normal and never an error."""
 
-    name: str
-    output_dir: Path
+    def __init__(self, trainer: Trainer, site: Site, *, inspector: Inspector = INSPECTOR) -> None:
+        super().__init__(trainer, site, inspector=inspector)
+        self.chosen_because = ""
+        """Why ``layout = "auto"`` chose this one; empty if the configuration named it."""
+        self._listing: Listing | None = None
+        self._inspected: dict[int, _Inspected] = {}
+        self._compared: dict[tuple[int, int], _Inspected] = {}
+        self._reading: set[int] = set()
+        """The threads in ``reading``."""
+        self._last_values: tuple[object, Mapping[str, object]] = (None, {})
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """One child reads for this thread as long as it lasts: starting one takes a fifth of a second."""
+        self._compared.clear()
+        self._reading.add(threading.get_ident())
+        try:
+            with self.inspector:
+                yield
+        finally:
+            self._reading.discard(threading.get_ident())
+            self._compared.clear()
+
+    # -- the table ----------------------------------------------------------------------------------------------------
 
     @property
     def variant(self) -> str:
         """``A`` or ``B`` for prime-rl, else empty. Sometimes unknown until the trainer has written something."""
-        ...
+        return ""
 
-    def watch_roots(self) -> tuple[Path, ...]:
-        """Directories whose entries are step directories: watch these for events."""
-        ...
+    @property
+    def reshards(self) -> bool:
+        """Whether the trainer can load a checkpoint with another world size. If not, a certain difference blocks a
+        resume."""
+        return self.trainer.facts.reshards
 
-    def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
-        """Every step of which at least one part exists, with all parts of a complete checkpoint."""
-        ...
+    @property
+    def counts_all(self) -> bool:
+        """``Inspection.world_size`` counts every process, not only the data-parallel ranks among them."""
+        return self.trainer.facts.world_size_is_total
 
-    def part_dir(self, part: str, step: int) -> Path:
-        """Where ``part`` of ``step`` belongs; used by restore, so it must work in an empty output_dir.
+    @property
+    def saves_block(self) -> bool:
+        """Training waits for each save: when the next save starts, the one before has ended. False where the trainer
+        can save asynchronously, or where that is unknown."""
+        return self.trainer.facts.saves_block
 
-        ConfigurationError for a part this layout does not have.
-        """
-        ...
+    @property
+    def finish_lines(self) -> tuple[str, ...]:
+        """Lines that the trainer prints when training is finished; all must have been seen after the start."""
+        return self.table.finish_lines
+
+    @property
+    def shared_parts(self) -> frozenset[str]:
+        """Parts whose directory many steps share (``PartDir.names``): a restore puts their entries into it one by
+        one."""
+        table = self.table
+        return frozenset(part for part in table.parts if is_shared(table, part))
+
+    @property
+    def counts_saves(self) -> bool:
+        """True where checkpoint numbers count saves (accelerate's automatic naming): they can be compared with each
+        other, but not with steps in a log."""
+        listing = self._listing
+        return listing is not None and any(listing.entries.get(part) for part in listing.table.counts_saves)
+
+    def log_globs(self) -> tuple[str, ...]:
+        """Default globs, relative to output_dir, of log files that carry step lines."""
+        return self.trainer.facts.logs
+
+    def first_step_after(self, step: int) -> int:
+        """The lowest step number a correct resume from ``step`` can show first."""
+        table = self.table
+        if any(self._entries(table, part) for part in table.counts_saves):
+            return 0
+        return step + table.first_step_after
 
     def expect_parts(self, parts: Collection[str]) -> None:
-        """Set the parts of a checkpoint to restore, so that the layout knows its variant in an empty output_dir."""
-        ...
+        """Set the parts of a checkpoint to restore, which show the trainer's version in an empty output_dir."""
 
-    def step_paths(self, step: int) -> tuple[Path, ...]:
-        """The topmost existing directories of ``step``: these are renamed when the checkpoint is removed."""
-        ...
+    def steps(self) -> Mapping[int, tuple[PartDir, ...]]:
+        """Every step of which at least one part exists, with all parts of a complete checkpoint. Each directory is
+        listed once."""
+        listing = self._listing = self._look()
+        existing = frozenset(listing.steps)
+        self._inspected = {step: seen for step, seen in self._inspected.items() if step in existing}
+        return {step: self._parts(listing, step) for step in listing.steps}
 
-    def spare_paths(self, below: int) -> tuple[tuple[int, Path], ...]:
-        """(step, directory) of by-products of steps lower than ``below`` that belong to no checkpoint: prime-rl's old
-        broadcasts and rollouts, which prime-rl never removes. Oldest first."""
-        ...
+    # -- judging ------------------------------------------------------------------------------------------------------
 
-    def judge(self, step: int, parts: Sequence[PartFiles], known: Known | None = None) -> Judgement:
+    def judge(self, step: int, parts: Sequence[PartFiles], known: Known | None = None) -> Inspection:
         """Apply the completeness rule. Reads markers and headers, never whole files. ``known``: of the saves that were
         found complete: what was added to them later is not asked of other saves."""
-        ...
+        listing = self._listing or self._look()
+        table = listing.table
+        own = [p for p in parts if p.part.name in table.parts]
+        outside = (*self._tracker_paths(table).values(), *self._beside(listing, step))
+        deleted = self._is_deleted(listing, step)
+        main = next((p for p in own if p.part.name == table.deleted_with), None)
+        if main is not None and not main.files and len(own) > 1:
+            others = any(p.present for p in own)
+            waits = f"waiting for the {main.part.name}: step {step} has only other parts"
+            reason = waits if others else "it is empty"
+            problems = {main.part.name: reason}
+            return Inspection(
+                InspectionOutcome.NOT_COMPLETE,
+                reason,
+                pending=others,
+                problems=problems,
+                rests_on=outside,
+                deleted=deleted,
+            )
+        seen = self._inspect(listing, step, own, known or {})
+        found = seen.found
+        verdict = replace(
+            found, leftovers=_leftovers(own, found), rests_on=outside, deleted=deleted and not found.whole
+        )
+        if not found.whole or _is_as_known(own, (known or {}).get(step)):
+            return verdict
+        lacking = missing_form(table, self._required_forms(listing, step, known or {}), seen.forms)
+        if not lacking:
+            return verdict
+        reason = f"{lacking} is missing, which the saves around it have"
+        return replace(verdict, outcome=InspectionOutcome.NOT_COMPLETE, lacks=True, reason=reason)
 
-    def reading(self) -> AbstractContextManager[None]:
-        """One child reads for this thread as long as it lasts: starting one takes a fifth of a second."""
-        ...
+    def inspect_staged(self, step: int, parts: Sequence[PartDir]) -> tuple[tuple[PartFiles, ...], Inspection]:
+        """A save that was stored whole, as it lies in these directories. Nothing around its place says anything about
+        it, and its trackers are written once it is there."""
+        table, given = replace(self.table, trackers=()), {part.name: part for part in parts}
+        names = [name for name in table.parts if name in given or not table.either]
+        dirs = [given.get(name) or PartDir(name, _NOWHERE, name not in table.if_any) for name in names]
+        own = [scan_part(part).found for part in dirs]
+        about = Surroundings(needed_parts=frozenset(given))
+        found = self.inspector.inspect(table, step, {p.part.name: _place_of(p) for p in own}, _recorded(own), about)
+        return tuple(own), replace(found, leftovers=_leftovers(own, found))
 
-    def ahead_of(self, step: int | None) -> tuple[Path, ...]:
-        """Everything that must be moved to quarantine before a start from ``step`` (None: a fresh start)."""
-        ...
+    def _is_deleted(self, listing: Listing, step: int) -> bool:
+        part = listing.table.deleted_with
+        return bool(part) and step not in listing.entries[part] and _is_absent(self._fresh(listing, part, step).top)
 
-    def trackers(self, step: int | None) -> tuple[Tracker, ...]:
-        """The required content of the trainer's own "latest" files and links for a start from ``step`` (None: a fresh
-        start, for which ``ahead_of`` moves them away). Only trackers that exist, or that a resume needs."""
-        ...
+    def _inspect(self, listing: Listing, step: int, own: Sequence[PartFiles], known: Known) -> _Inspected:
+        """Always a new inspection, except of a save that this thread has just read to compare another one with it, and
+        of one whose last inspection took long and gave no answer."""
+        files, ready = _digest(own), self._compared.pop((threading.get_ident(), step), None)
+        if ready is not None and ready.files == files:
+            return ready
+        before = self._inspected.get(step)
+        if before is not None and before.files == files and before.again > time.monotonic():
+            return before
+        return self._ask(listing, step, own, known)
+
+    def _ask(self, listing: Listing, step: int, own: Sequence[PartFiles], known: Known) -> _Inspected:
+        table, began = listing.table, time.monotonic()
+        places = {p.part.name: _place_of(p) for p in own}
+        twins = listing.entries[own[0].part.name].get(step, ()) if table.alone else ()
+        about = Surroundings(
+            self._tracker_paths(table),
+            listing.existing,
+            frozenset(table.if_any) - listing.existing,
+            later=bool(listing.steps) and listing.steps[-1] > step,
+            other_forms=self._other_forms(listing, step, known) if table.usual else (),
+            beside=self._beside(listing, step),
+            twin=f"{twins[1].name}, beside {twins[0].name}," if len(twins) > 1 else "",
+        )
+        found = self.inspector.inspect(table, step, places, _recorded(own), about)
+        forms = forms_of(set(_names(own)) - set(found.leftovers))
+        now = time.monotonic()
+        slow = found.outcome is InspectionOutcome.UNKNOWN and now - began > _SLOW
+        again = now + (now - began) * _PATIENCE if slow else 0.0
+        seen = self._inspected[step] = _Inspected(_digest(own), forms, found, again)
+        return seen
+
+    # -- comparing with the saves around it ---------------------------------------------------------------------------
+    # A save has every form of file that both the save before it and the save after it have. Two saves that agree are
+    # the new form; one alone that differs was interrupted, or it waits for the next one. What was found complete once
+    # is not compared again: the one that agreed with it can be gone.
+
+    def _required_forms(self, listing: Listing, step: int, known: Known) -> frozenset[str]:
+        before = [s for s in reversed(listing.steps) if s < step][:_NEIGHBOURS]
+        after = [s for s in listing.steps if s > step][:_NEIGHBOURS]
+        found = [self._forms_of_first(listing, few, known) for few in (before, after)]
+        usable = [forms for forms in found if forms is not None]
+        return frozenset.intersection(*usable) if usable else frozenset()
+
+    def _forms_of_first(self, listing: Listing, steps: Sequence[int], known: Known) -> frozenset[str] | None:
+        """Of the first save that is whole but for this comparison; None if none is."""
+        for other in steps:
+            if other in known:
+                return _forms_known(listing.table, known[other])
+            own = self._scanned(listing, other)
+            seen = self._inspected.get(other)
+            if seen is None or seen.files != _digest(own):
+                seen = self._ask(listing, other, own, known)
+                if threading.get_ident() in self._reading:
+                    self._compared[threading.get_ident(), other] = seen
+            if seen.found.whole:
+                return seen.forms
+        return None
+
+    def _other_forms(self, listing: Listing, step: int, known: Known) -> frozenset[str]:
+        """Forms that any of the newest other saves has."""
+        found: set[str] = set()
+        for other in [s for s in reversed(listing.steps) if s != step][:_NEIGHBOURS]:
+            if other in known:
+                found |= _forms_known(listing.table, known[other])
+            else:
+                found |= forms_of(_names(self._scanned(listing, other)))
+        return frozenset(found)
+
+    def _scanned(self, listing: Listing, step: int) -> list[PartFiles]:
+        return [scan_part(part).found for part in self._parts(listing, step) if part.name in listing.table.parts]
 
     def pinned(self) -> Mapping[int, str]:
         """Steps that a file or link of the trainer names, and its name: ``latest_checkpointed_iteration.txt``,
         ``best``. They are never removed. An empty or garbled tracker names nothing: it is being written."""
-        ...
+        listing = self._look()
+        table, pins = listing.table, dict[int, str]()
+        for rule in table.trackers:
+            path = self._tracker_path(table, rule)
+            try:
+                text = path.readlink().name if rule.target else read_small(path, _TRACKER_LIMIT).decode().strip()
+            except (OSError, UnicodeDecodeError):
+                continue
+            step = number_in(rule.target or rule.content, text)
+            if step is not None:
+                pins.setdefault(step, f"named by {rule.file}")
+        entries = listing.entries[main_part(table)]
+        by_path = {entry.top: step for step, few in entries.items() for entry in few}
+        for link in self._links(table):
+            if (step := by_path.get(link.parent / os.readlink(link))) is not None:  # noqa: PTH115 - the text
+                pins[step] = link.name
+        for newest in heapq.nlargest(1, entries):
+            pins.update(self._named_by(listing, newest, by_path))
+        return pins
 
-    def progress(self) -> tuple[StepSeen, ...]:
-        """The highest step per role as the files show it (``broadcasts/step_N/STABLE``...), and after it the one that
-        was written last, where that is another."""
-        ...
+    def _named_by(self, listing: Listing, newest: int, by_path: Mapping[Path, int]) -> Iterator[tuple[int, str]]:
+        """What the newest checkpoint itself names; and an export, which is no interrupted save."""
+        table = listing.table
+        entry = listing.entries[main_part(table)][newest][0]
+        for file, key in table.pin_in.items():
+            if file == "*":  # the checkpoint is a file itself
+                values = self._values(entry.top)
+                named = {Path(str(v)).name for k, v in values.items() if k.endswith(f".{key}") and v}
+            else:
+                named = {_named_in(entry.top / file, key)}
+            what = key if file == "*" else f"{key} in {file}"
+            yield from ((step, what) for path, step in by_path.items() if path.name in named)
+        if table.index_holds:
+            own = self._scanned(listing, newest)
+            seen = self._inspected.get(newest)
+            if seen is None or seen.files != _digest(own):
+                seen = self._ask(listing, newest, own, {})
+            if seen.found.is_export:
+                yield newest, "the export at the end of the run"
+
+    def _values(self, file: Path) -> Mapping[str, object]:
+        """Small values in the newest file, read once."""
+        status = status_of(file)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return {}
+        stamp = (file, status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._last_values[0] != stamp:
+            self._last_values = stamp, self.inspector.values(file) or {}
+        return self._last_values[1]
+
+    # -- the command -------------------------------------------------------------------------------------
 
     def resume_command(
         self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
@@ -197,147 +332,146 @@ class Layout(Protocol):
         """argv for a start from ``step`` (None: fresh), by the preset or ``override`` ("auto", "none" or a list).
 
         Placeholders ``{step}``, ``{checkpoint}``, ``{output_dir}`` and ``{resume_args}`` in the command are replaced.
-        """
-        ...
+        ``wandb``: the W&B ids to continue."""
+        asked = self._command(command)
+        rule = self.trainer.command.rule_of(asked)
+        run = valid_ids(wandb).get("shared", "") if rule.wandb else ""
+        environment = {"WANDB_RUN_ID": run, "WANDB_RESUME": "allow"} if run else {}
+        return resume_command(rule, asked, self._start_point(step), override, environment=environment)
 
-    def first_step_after(self, step: int) -> int:
-        """The lowest step number a correct resume from ``step`` can show first."""
-        ...
+    def _command(self, command: Sequence[str]) -> Command:
+        return Command(command, self.site.working_directory)
+
+    def _start_point(self, step: int | None) -> StartPoint:
+        checkpoint = None if step is None else self._checkpoint(step)
+        return StartPoint(step, checkpoint, self.output_dir, self._place or self.output_dir)
+
+    def resumes_in_script(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Resume arguments in the text of the command's shell script: a fresh start resumes by them, too."""
+        asked = self._command(command)
+        return resume_settings_in_script(self.trainer.command.rule_of(asked), asked)
 
     def processes(self, command: Sequence[str]) -> int | None:
         """The number of training processes that the command starts; None: not certain, so nothing is compared."""
-        ...
+        return self.trainer.command.processes_of(self._command(command))
 
     def target_step(self, command: Sequence[str]) -> int | None:
-        """The step at which training is done, as far as the command or its config file shows."""
-        ...
+        """The step at which training is done, as far as the command, its files or the newest checkpoint show it."""
+        direct = self._command(command).number(*self.trainer.command.target)
+        return direct if direct is not None else self._target_on_disk()
+
+    def _target_on_disk(self) -> int | None:
+        """What the newest readable checkpoint says."""
+        listing = self._look() if self.trainer.facts.target_in else None
+        for step in heapq.nlargest(_NEIGHBOURS, listing.steps if listing is not None else ()):
+            for path in self.step_paths(step):
+                for file, key in self.trainer.facts.target_in.items():
+                    if (value := positive(_value_in(path / file, key))) is not None:
+                        return value
+        return None
 
     def save_interval(self, command: Sequence[str]) -> int | None:
         """Steps from one save to the next, as far as the command or its configuration file sets them."""
-        ...
+        return self.trainer.command.save_interval(self._command(command))
 
     def wandb_variables(self) -> tuple[str, ...]:
         """Environment variables from which the trainer takes the id of its single W&B run."""
-        ...
+        return ("WANDB_RUN_ID",) if self.trainer.command.resume.wandb else ()
 
     def wandb_identity(self) -> Mapping[str, str]:
-        """W&B ids of the run as found on disk, by the names that ``resume_command`` accepts."""
-        ...
-
-    @property
-    def finish_lines(self) -> tuple[str, ...]:
-        """Lines that the trainer prints when training is finished; all of them must have been seen after the start."""
-        ...
-
-    def log_globs(self) -> tuple[str, ...]:
-        """Default globs, relative to output_dir, of log files that carry step lines."""
-        ...
-
-    chosen_because: str
-    """Why ``layout = "auto"`` chose this one; empty if the configuration named it."""
-
-    @property
-    def shared_parts(self) -> frozenset[str]:
-        """Parts whose directory many steps share (``PartDir.names``): a restore puts their entries into it one by
-        one."""
-        ...
-
-    @property
-    def reshards(self) -> bool:
-        """Whether the trainer can load a checkpoint with another world size. If not, a certain difference blocks a
-        resume."""
-        ...
-
-    @property
-    def counts_all(self) -> bool:
-        """``Judgement.world_size`` counts every process, not only the data-parallel ranks among them."""
-        ...
-
-    @property
-    def saves_block(self) -> bool:
-        """Training waits for each save: when the next save starts, the one before has ended. False where the trainer
-        can save asynchronously, or where that is unknown."""
-        ...
+        """W&B ids of the run as found on disk, by the names that ``resume_command`` accepts. Empty: W&B writes into the
+        working directory, where other runs can write as well. podwatch names the W&B run at every start."""
+        return {}
 
 
-def counts_saves(layout: Layout) -> bool:
-    """True where checkpoint numbers count saves (accelerate's automatic naming): they can be compared with each other,
-    but not with steps in a log. By default a layout numbers training steps. Never blocks."""
-    return bool(getattr(layout, "counts_saves", False))
+# -- files of a part ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The input of a layout: the configured directories and the command of a fresh start."""
-
-    output_dir: Path
-    checkpoint_dir: Path | None = None
-    """The directory of the checkpoints if it is not the usual place below output_dir."""
-    cwd: Path | None = None
-    command: tuple[str, ...] = ()
-    custom: CustomLayoutSettings | None = None
-
-    @property
-    def working_directory(self) -> Path:
-        return self.cwd or self.output_dir.parent
+def _below(part: PartFiles, path: str) -> str:
+    """A path as rules know it: below the entry, where the directory is shared by many."""
+    return path.removeprefix(part.part.names[0] + "/") if part.part.names else path
 
 
-PATTERN = "step_dir"
-"""Subject of a concern about a pattern that matches nothing; no longer true once a checkpoint is found."""
-SAVES = "saves"
-"""Subject of a concern about a command that saves nothing."""
+def _is_file(part: PartFiles) -> bool:
+    return bool(part.part.names) and any(f.path == part.part.names[0] for f in part.files)
 
 
-@dataclass(frozen=True, slots=True)
-class Concern:
-    """A problem of a command or a directory that makes a restart fail or lose steps. ``certain``: a restart cannot
-    work; otherwise it is a warning. ``fix`` is what to change."""
-
-    subject: str
-    what: str
-    fix: str
-    certain: bool = False
+def _place_of(part: PartFiles) -> Path:
+    return part.part.path / part.part.names[0] if part.part.names and not _is_file(part) else part.part.path
 
 
-def no_concerns(_site: "Site") -> tuple[Concern, ...]:
-    return ()
+def _recorded(own: Sequence[PartFiles]) -> tuple[RecordedFile, ...]:
+    """Without what a writer has not finished."""
+    return tuple(
+        RecordedFile(p.part.name, _below(p, f.path), f.size, f.mtime_ns, f.inode)
+        for p in own
+        for f in p.files
+        if not is_temporary(f.path) or f.path.endswith(UNFINISHED_INDEX)
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Where vLLM and transformers can load the model of a checkpoint.
-
-    ``places``: directories with Hugging Face files, relative to the step's directory ("." is that directory, "{step}"
-    the step); the first that exists counts. ``when``: the condition for them. ``convert``: a command that makes such
-    files in a new directory TARGET from the checkpoint directory CHECKPOINT; empty: none is known that fits every
-    model. ``note``: what else is needed."""
-
-    places: tuple[str, ...] = ()
-    when: str = ""
-    convert: str = ""
-    note: str = ""
+def _digest(own: Sequence[PartFiles]) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in own:
+        for f in part.files:
+            digest.update(f"\0{f.part}/{f.path}\0{f.size}\0{f.mtime_ns}\0{f.inode}".encode("utf-8", "surrogateescape"))
+    return digest.digest()
 
 
-NO_WEIGHTS = Weights()
+def _names(own: Sequence[PartFiles]) -> list[str]:
+    """Names of files as rules know them. A checkpoint that is one file has nothing to compare."""
+    several = len(own) > 1
+    return [] if any(map(_is_file, own)) else [f.named(several=several) for f in _recorded(own)]
 
-MakeLayout = Callable[[Site], Layout]
-Recognise = Callable[[Site], Recognition | None]
-FindConcerns = Callable[[Site], tuple[Concern, ...]]
+
+def _is_as_known(own: Sequence[PartFiles], record: CheckpointRecord | None) -> bool:
+    """Whether it has every file, unchanged, that it had when it was found complete."""
+    files = [RecordedFile(f.part, f.path, f.size, f.mtime_ns) for p in own for f in p.files]
+    return record is not None and is_same_save(record, files)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One entry of the registry: all that is known of one trainer. ``make`` creates its layout. ``recognise`` reads
-    only the command and a few directory names; None: no evidence for this layout."""
+def _leftovers(own: Sequence[PartFiles], found: Inspection) -> tuple[str, ...]:
+    names = frozenset(found.leftovers)
+    lead = {p.part.name: f"{p.part.name}:" if len(own) > 1 else "" for p in own}
+    return tuple(
+        f"{p.part.name}/{f.path}"
+        for p in own
+        for f in (p.files if names else ())
+        if f"{lead[p.part.name]}{_below(p, f.path)}" in names
+    )
 
-    name: str
-    make: MakeLayout
-    recognise: Recognise
-    concerns: FindConcerns = no_concerns
-    """Problems of the command or the directory that would make a restart fail. Reads small files; can block."""
-    log: TrainerLog = NO_LINES
-    """The lines of the trainer's log."""
-    processes: ProcessNames = NO_PROCESSES
-    """The names of its processes."""
-    weights: Weights = NO_WEIGHTS
-    """The model for inference."""
+
+def _forms_known(table: TrainerTable, record: CheckpointRecord) -> frozenset[str]:
+    """The forms of the files that it had."""
+    several, names = len(table.parts) > 1 and not table.either, set[str]()
+    for file in record.files:
+        path = file.path.partition("/")[2] if is_shared(table, file.part) else file.path
+        if path:
+            names.add(f"{file.part}:{path}" if several else path)
+    return forms_of(names)
+
+
+def _value_in(path: Path, key: str) -> object:
+    """What a JSON file has under a key; None if it has nothing there, or cannot be read."""
+    try:
+        found = json.loads(read_small(path, _STATE_LIMIT))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _named_in(path: Path, key: str) -> str:
+    """The last segment of a path that a JSON file names; empty if there is none."""
+    value = _value_in(path, key)
+    return Path(value).name if isinstance(value, str) else ""
+
+
+def _is_absent(path: Path) -> bool:
+    """Whether nothing has this name. False where that cannot be observed."""
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -9,7 +9,7 @@ comparing it with a new listing. A lost record is made again by an inspection.
 import contextlib
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -266,26 +266,6 @@ def _read(path: Path) -> CheckpointRecord | None:
 # -- the records of one layout -----------------------------------------------------------------------------------------
 
 
-class KnownFiles(Mapping[int, Mapping[str, tuple[int, int]]]):
-    """Step -> ``part/path`` -> (size, mtime_ns) of the files that it had when it was found complete. Made when asked
-    for: those of a thousand checkpoints are megabytes."""
-
-    def __init__(self, records: Iterable[CheckpointRecord] = ()) -> None:
-        self._records = {record.step: record for record in records}
-
-    def __getitem__(self, step: int) -> Mapping[str, tuple[int, int]]:
-        return {f"{f.part}/{f.path}": (f.size, f.mtime_ns) for f in self._records[step].files}
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __contains__(self, step: object) -> bool:
-        return step in self._records
-
-
 class CheckpointRecords:
     """The records of one layout in memory and, with ``files``, on disk. ``boot_wall``: when this boot began, epoch
     seconds, 0 if unknown. ``writes``: commands that only look change nothing.
@@ -307,7 +287,8 @@ class CheckpointRecords:
         self._stamp: int | None = None
         self._all: dict[tuple[int, str], CheckpointRecord] = {}
         self._layout = ""
-        self.known = KnownFiles()
+        self.known: Mapping[int, CheckpointRecord] = {}
+        """Step -> the record of its newest save that is still here."""
         self.origins: Mapping[tuple[int, str], Recorded] = {}
         """(step, save_id) -> what its record says of its origin."""
         self.decided: Mapping[tuple[int, str], str] = {}
@@ -331,7 +312,7 @@ class CheckpointRecords:
 
     def of(self, step: int) -> CheckpointRecord | None:
         """Of the newest save of this step that is still here."""
-        return max((r for r in self._all.values() if r.step == step and not r.deleted), key=_age, default=None)
+        return self.known.get(step)
 
     def same_save(self, step: int, files: Sequence[RecordedFile]) -> CheckpointRecord | None:
         """The record of exactly this save, also of one that was away."""
@@ -406,8 +387,5 @@ class CheckpointRecords:
         decided = (r for r in self._all.values() if r.held or r.released)
         self.decided = {r.key: "" if r.released else r.held for r in decided}
         self.origins = {r.key: r.origin for r in self._all.values()}
-        self.known = KnownFiles(sorted((r for r in self._all.values() if not r.deleted), key=_age))
-
-
-def _age(record: CheckpointRecord) -> tuple[float, str]:
-    return record.wall, record.save_id
+        present = (record for record in self._all.values() if not record.deleted)
+        self.known = {r.step: r for r in sorted(present, key=lambda r: (r.wall, r.save_id))}

@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.command import PLACEHOLDERS, Command, can_be_value, without_settings
 from podwatch.checkpoints.command_files import value_at
 from podwatch.checkpoints.command_table import CommandTable, ResumeRule
-from podwatch.checkpoints.layout import Layout, ResumeCommand
+from podwatch.checkpoints.shapes import ResumeCommand
 from podwatch.domain.errors import ConfigurationError, PodwatchError
+
+if TYPE_CHECKING:
+    from podwatch.checkpoints.layout import Layout
 
 _HYDRA_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+~-]+")
 """Hydra accepts a value of these characters unquoted; any other needs quotes."""
@@ -166,7 +170,12 @@ class Resumed:
 
 
 def resumed(
-    layout: Layout, argv: Sequence[str], *, override: str | Sequence[str] = "auto", cwd: Path | None, began_wall: float
+    layout: "Layout",
+    argv: Sequence[str],
+    *,
+    override: str | Sequence[str] = "auto",
+    cwd: Path | None,
+    began_wall: float,
 ) -> Resumed | None:
     """The step that a running command resumes from: by the resume arguments in it (a number, or a checkpoint that is
     here), or, without such arguments, by a configuration file that it names. None where they name no step, the newest
@@ -183,11 +192,10 @@ def resumed(
     if flags:
         step = _of_flags(layout, flags)
         return None if step is None else Resumed(step, "its command")
-    table: CommandTable | None = getattr(layout, "command_table", None)
-    return None if table is None or cwd is None else _of_files(table, Command(argv, cwd), began_wall)
+    return None if cwd is None else _of_files(layout.trainer.command, Command(argv, cwd), began_wall)
 
 
-def _of_flags(layout: Layout, flags: Sequence[str]) -> int | None:
+def _of_flags(layout: "Layout", flags: Sequence[str]) -> int | None:
     found: set[int] = set()
     for word in flags:
         name, equals, inline = word.partition("=")
@@ -201,7 +209,7 @@ def _of_flags(layout: Layout, flags: Sequence[str]) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _step_at(layout: Layout, value: str) -> set[int]:
+def _step_at(layout: "Layout", value: str) -> set[int]:
     """The step whose directory ``value`` is, absolute or as the end of its path."""
     wanted = os.path.normpath(value)
     try:

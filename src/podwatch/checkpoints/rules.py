@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from podwatch.checkpoints import special
+from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.structures import (
     FILLED,
     HOLE_FROM,
@@ -23,45 +23,6 @@ from podwatch.checkpoints.table import Globs, SaveEnd, TrackerRule, TrainerTable
 from podwatch.checkpoints.templates import glob_of, number_in
 
 _MOST_FAULTS = 50
-
-
-class InspectionOutcome(StrEnum):
-    WHOLE = "whole"
-    NOT_COMPLETE = "not complete"
-    DAMAGED = "damaged"
-    """Nothing is missing, and a file is broken."""
-    UNKNOWN = "unknown"
-    """It could not be inspected: no evidence about the checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointInspection:
-    """The answer about one save. ``reason``: exactly what it lacks. ``end``: the evidence that the save is over.
-    ``token`` identifies the save from inside; ``unlisted``: files that do not belong to it, never stored."""
-
-    outcome: InspectionOutcome
-    reason: str = ""
-    end: SaveEnd = SaveEnd.NONE
-    token: str = ""
-    world_size: int | None = None
-    unlisted: tuple[str, ...] = ()
-    is_export: bool = False
-    """The trainer finished it without the state that a resume needs: no interrupted save, and never removed."""
-    problems: Mapping[str, str] = field(default_factory=dict)
-    """Part -> the first thing that is wrong in it, where there are several parts."""
-    faults: tuple[str, ...] = ()
-    """Everything that is wrong; at most some dozens."""
-    hole: str = ""
-    """The first large file with a range that was never written: suspicious, but no proof of damage."""
-    unsized: str = ""
-    """The first file whose format does not show whether its end is there."""
-    checked: int = 0
-    """Number of files whose structure is known."""
-    unchecked: int = 0
-
-    @property
-    def whole(self) -> bool:
-        return self.outcome is InspectionOutcome.WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +51,14 @@ class SaveFacts:
     twin: str = ""
 
 
-def inspect_save(table: TrainerTable, save: SaveFacts) -> CheckpointInspection:
+def inspect_save(table: TrainerTable, save: SaveFacts) -> Inspection:
     """What is missing counts before what is broken: a save that is being written is both."""
     refused = save.twin and f"{save.twin} is step {save.step} too: move one of them away, or use layout custom"
     unreadable = next((f"{n}: {f.unreadable}" for n, f in sorted(save.files.items()) if f.unreadable), "")
     if refused or unreadable:
-        return CheckpointInspection(InspectionOutcome.UNKNOWN, refused or f"cannot be read: {unreadable}")
+        return Inspection(InspectionOutcome.UNKNOWN, refused or f"cannot be read: {unreadable}")
     structured = sum(has_structure(name) for name in save.files)
-    about = CheckpointInspection(
+    about = Inspection(
         InspectionOutcome.WHOLE,
         hole=next((n for n, f in sorted(save.files.items()) if f.has_hole and f.size >= HOLE_FROM), ""),
         unsized=next((n for n, f in sorted(save.files.items()) if f.unsized), ""),
@@ -121,10 +82,10 @@ def inspect_save(table: TrainerTable, save: SaveFacts) -> CheckpointInspection:
         )
     return replace(
         about,
-        end=_end(table, save, files, shape),
-        token="-".join(t for t in shape.tokens if t),
+        ends=_end(table, save, files, shape),
+        save_token="-".join(t for t in shape.tokens if t),
         world_size=_world_size(table, shape),
-        unlisted=tuple(sorted((*shape.unlisted, *(set(save.files) - set(files))))),
+        leftovers=tuple(sorted((*shape.unlisted, *(set(save.files) - set(files))))),
     )
 
 

@@ -9,10 +9,14 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.layout import Layout, PartDir, PartFiles
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.system.pinned_directories import PinnedTree, RootReplaced
+
+if TYPE_CHECKING:
+    from podwatch.checkpoints.layout import Layout
 
 # -- the path to a checkpoint ------------------------------------------------------------------------------------------
 # From its configured root down, no segment may be a symbolic link (promise 9): the target of a link can belong to
@@ -38,7 +42,7 @@ def first_link(path: Path, roots: Sequence[Path]) -> Path | None:
 
 
 def without_linked(
-    layout: Layout, roots: Sequence[Path], steps: Mapping[int, tuple[PartDir, ...]]
+    layout: "Layout", roots: Sequence[Path], steps: Mapping[int, tuple[PartDir, ...]]
 ) -> tuple[Mapping[int, tuple[PartDir, ...]], tuple[Path, ...], frozenset[int]]:
     """``steps`` without those that have a required part behind a link; all links; and the steps left out."""
     links = tuple(dict.fromkeys(x for x in (first_link(r, roots) for r in layout.watch_roots()) if x is not None))
@@ -55,7 +59,7 @@ _STEP_NAMED = re.compile(
 """A name that is a step's in some layout."""
 
 
-def linked_out(layout: Layout, roots: Sequence[Path]) -> Mapping[int, Path]:
+def linked_out(layout: "Layout", roots: Sequence[Path]) -> Mapping[int, Path]:
     """Step -> a link with a step's name that leads out of the roots, or nowhere: a checkpoint that was moved to another
     disk. Blocks."""
     real = [Path(os.path.realpath(root)) for root in roots]
@@ -231,7 +235,7 @@ class _Walk:
 # -- links beside the steps --------------------------------------------------------------------------------------------
 
 
-def linked_steps(layout: Layout) -> Mapping[int, str]:
+def linked_steps(layout: "Layout") -> Mapping[int, str]:
     """Step -> the link that names it. Links directly in the layout's roots and in the output directory count. Blocks;
     links that vanish meanwhile, dangle or lead elsewhere are ignored."""
     targets: dict[str, str] = {}

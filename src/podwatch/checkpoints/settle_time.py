@@ -1,22 +1,15 @@
-"""Settle times: how long a checkpoint must be unchanged before it counts as complete, and what this pod's kernel and
-filesystem can report about files that are being written.
-
-The settle time depends on the layout's marker and is doubled where changes become visible late. ``probe`` tries the
-rest once, on a scratch file of podwatch's own: sandboxes and FUSE lack some.
+"""Settle times: how long a checkpoint must be unchanged before it counts as complete, by its end mark and by the
+filesystem; doubled where changes become visible late.
 """
 
-import contextlib
 import ctypes
 import os
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.checkpoints.table import SaveEnd
-from podwatch.domain.errors import HostError
 from podwatch.domain.status_document import Capabilities
-from podwatch.system.pinned_directories import PinnedTree
 
 # -- settle times ----------------------------------------------------------------------------------------------------
 
@@ -85,43 +78,10 @@ def _look_up(device: int, mountinfo: Path) -> str:
     return ""
 
 
-_HOLE = 1 << 20
-"""Bytes; larger than any filesystem's block."""
-
-
-def probe(directory: Path, tree: PinnedTree | None = None) -> Capabilities:
-    """Probe in ``directory`` (podwatch's own, on the checkpoints' filesystem). Blocks; never raises OSError; leaves no
-    files. Pass ``tree`` where another user could replace the directory meanwhile."""
+def capabilities_of(directory: Path) -> Capabilities:
+    """What this pod's filesystem and kernel report about files being written in ``directory``. Blocks."""
     kind = kind_of(directory)
-    slow, inotify = is_slow(kind), _inotify()
-    try:
-        with contextlib.nullcontext(None) if tree is None else tree.directory(directory) as at:
-            name = f".probe-{os.getpid()}-{secrets.token_hex(4)}"
-            there: str | Path = directory / name if at is None else name
-            fd = os.open(there, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
-            try:
-                holes = _holes(fd)
-            finally:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-                with contextlib.suppress(OSError):
-                    os.unlink(there, dir_fd=at)
-    except (OSError, HostError):
-        return Capabilities(kind, slow, inotify=inotify)
-    return Capabilities(kind, slow, holes, inotify)
-
-
-def _holes(fd: int) -> bool | None:
-    """Whether a file that is one hole is reported as such, and a fully written one is not."""
-    try:
-        os.ftruncate(fd, _HOLE)
-        if os.lseek(fd, 0, os.SEEK_HOLE) >= _HOLE:
-            return False
-        os.pwrite(fd, b"x" * 4096, 0)
-        os.ftruncate(fd, 4096)
-        return os.lseek(fd, 0, os.SEEK_HOLE) == 4096
-    except OSError:
-        return None
+    return Capabilities(kind, is_slow(kind), _inotify())
 
 
 def _inotify() -> bool | None:

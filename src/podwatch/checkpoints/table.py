@@ -1,11 +1,8 @@
-"""What podwatch knows of one trainer: the type of a table in ``layouts.toml``, and of ``custom`` in podwatch.toml."""
+"""What podwatch knows of one trainer: the type of a table in ``layouts.toml``; ``custom`` in podwatch.toml is one."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from importlib.resources import files
 from typing import Any, ClassVar
 
 from podwatch.domain.document import Document
@@ -135,6 +132,8 @@ class TrainerTable(Document):
     """JSON file of the newest checkpoint (``*``: the checkpoint, a torch file) -> the key that names a checkpoint which
     the trainer will read again."""
     pin_links: Globs = ()
+    target_in: Mapping[str, str] = field(default_factory=dict)
+    """JSON file of the newest checkpoint -> the key with the step at which training is done."""
     time_from: str = ""
     """The file whose time is the time of the save, below the step's own entry; empty: the entry's."""
     progress: Mapping[str, str] = field(default_factory=dict)
@@ -166,39 +165,3 @@ def _lists(values: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for key, value in values.items()
     }
-
-
-@cache
-def all_tables() -> Mapping[str, TrainerTable]:
-    """The tables of ``layouts.toml`` by name. ``like`` takes over what a table does not say itself."""
-    raw = raw_tables()
-    return {name: table_from(name, _inherited(raw, name)) for name in raw if raw[name].keys() - {"command"}}
-
-
-@cache
-def raw_tables() -> Mapping[str, dict[str, Any]]:
-    """What ``layouts.toml`` has for each name: its table of files and, as ``command``, that of its command."""
-    found: dict[str, dict[str, Any]] = tomllib.loads(files(__package__).joinpath("layouts.toml").read_text())
-    return found
-
-
-def _inherited(raw: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    own = {key: value for key, value in raw[name].items() if key != "command"}
-    base = own.pop("like", "")
-    return {**_inherited(raw, base), **own} if base else own
-
-
-def custom_table(
-    step_dir: str, *, required: Globs = (), optional: Globs = (), ahead: tuple[str, ...] = (), last: str = ""
-) -> TrainerTable:
-    """The table of ``[checkpoints.custom]``."""
-    anything = step_dir.replace("{step", "{number")
-    return TrainerTable(
-        parts={"checkpoint": (anything,)},
-        require=tuple((glob,) for glob in (*required, *((last,) if last else ()))),
-        ends=SaveEnd.LAST if last else SaveEnd.NONE,
-        last={last: ("*",)} if last else {},
-        not_part=optional,
-        also_ahead=tuple(path.replace("{step", "{number") for path in ahead),
-        reshards=True,
-    )

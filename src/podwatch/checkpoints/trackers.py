@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.checkpoints.layout import Tracker
+from podwatch.checkpoints.shapes import Tracker
 from podwatch.domain.errors import HostError
 from podwatch.system.files import read_file
 from podwatch.system.pinned_directories import PinnedTree

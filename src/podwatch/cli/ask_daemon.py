@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from podwatch.cli.find_daemon import Found, holder, locate, read_hints, searched
-from podwatch.cli.status_without_daemon import elsewhere, nothing, stale
+from podwatch.cli.find_daemon import Found, locate, read_hints, searched
+from podwatch.cli.status_without_daemon import nothing, stale
 from podwatch.domain.errors import Busy, ExitCode, HostError, InternalError, PermissionDenied, PodwatchError
 from podwatch.system.endpoint import fetch_status
 
@@ -137,11 +137,7 @@ def ask_status(
     found = locate(run, config, environ)
     if found is None:
         hints = read_hints(config, environ)
-        named = run or hints.run_id
-        there = holder(named, environ, hints)
-        if there is not None:
-            return elsewhere(named or there.lock.parent.name, there, searched(environ, hints))
-        return nothing(named, searched(environ, hints), config)
+        return nothing(run or hints.run_id, searched(environ, hints), config)
     if found.alive:
         document = live_status(found, timeout)
         if document is not None:

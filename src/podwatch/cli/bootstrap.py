@@ -331,7 +331,7 @@ def _users(settings: "Settings") -> str:
     """The users that the commands run as."""
     sections = (settings.evaluation, settings.notify, *((settings.wandb,) if settings.wandb.enabled else ()))
     own = [settings.trainer.user, *map(settings.user_of, sections)]
-    users = {*own, *map(settings.user_of, settings.hooks), *map(settings.user_of, settings.checks)}
+    users = {*own, *map(settings.user_of, settings.hooks)}
     return ", ".join(sorted(user or "the user of podwatch" for user in users))
 
 

@@ -34,7 +34,7 @@ from podwatch.domain.times import ago, from_rfc3339, size
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.known_checkpoints import Catalogue
-    from podwatch.checkpoints.trainers import Layout
+    from podwatch.checkpoints.layout import Layout
     from podwatch.config.settings import Settings
     from podwatch.domain.checkpoint import CheckpointSet
     from podwatch.recovery.quarantine import Entry
@@ -181,18 +181,13 @@ def fetch(where: Where) -> dict[str, Any]:
 
 def _inventory_if_any(settings: "Settings", problems: list[str]) -> "Inventory | None":
     """What the store has of this run; None where none is configured, or where it did not answer, which is a problem."""
-    from podwatch.cli.offline import store_of_run
-    from podwatch.store.inventory import take_inventory
+    from podwatch.cli.offline import inventory_of
 
     if not settings.sync.store:
         return None
     try:
-        place = store_of_run(settings)
-        store = place.open()
-        try:
-            found = take_inventory(store, place.keys)
-        finally:
-            store.close()
+        with inventory_of(settings) as (_, _, found):
+            pass
     except PodwatchError as error:
         problems.append(f"the store did not answer: {error}")
         return None
@@ -211,14 +206,10 @@ def _stored_here(catalogue: "Catalogue", inventory: "Inventory") -> dict[tuple[i
 
 def _find_stored(catalogue: "Catalogue", inventory: "Inventory", step: int) -> "Stored | None":
     """The whole save in the store that has the files of this checkpoint."""
-    from podwatch.store.documents import SavedFile
-
     try:
-        contents = catalogue.contents(step)
-        files = [SavedFile(f.part, f.path, f.size, f.mtime_ns, f.mode & 0o777) for f in contents.files]
+        return inventory.find_save(step, catalogue.contents(step).files)
     except (HostError, OSError):
         return None  # removed meanwhile
-    return inventory.find_save(step, files)
 
 
 def _stored_documents(
@@ -230,8 +221,8 @@ def _stored_documents(
     here = {stored: own for own, stored in same.items()}
     return [
         StoredDocument(
-            save.step, save.save_id, save.key in here, save.bytes, save.wall,
-            save.manifest.lineage if save.manifest is not None else "", save.generation, save.pinned,
+            save.step, save.save_id, save.key in here, save.total_bytes, save.wall,
+            save.lineage, save.generation, save.pinned,
             here.get(save.key) in catalogue.records.restored,
         ).to_json()
         for save in inventory.saves
@@ -257,7 +248,7 @@ def check(where: Where, step: int | None) -> list[dict[str, Any]]:
     for found in catalogue.sets:
         if found.step == step or (found.complete and step is None):
             looked = catalogue.inspect(found.step)
-            results.append(inspection_document(found.step, looked.problems, looked.notes, looked.files))
+            results.append(inspection_document(found.step, looked.reasons, looked.notes, looked.checked))
     return results
 
 
@@ -338,9 +329,8 @@ _NICE = 19
 def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
     """One document per checkpoint: structure first, then bytes. ``compared`` is false if the store has no hashes of it;
     the notes give the reason."""
-    from podwatch.cli.offline import load, look, store_of_run
+    from podwatch.cli.offline import inventory_of, load, look
     from podwatch.reporting.json_documents import inspection_document
-    from podwatch.store.inventory import take_inventory
 
     settings = load(where)
     if not settings.sync.store:
@@ -353,12 +343,8 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
     wanted = [s for s in catalogue.sets if s.step == step or (s.complete and step is None)]
     if step is not None and not wanted:
         raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
-    place = store_of_run(settings)
-    store = place.open()
-    try:
-        inventory = take_inventory(store, place.keys)
-    finally:
-        store.close()
+    with inventory_of(settings) as (_, _, inventory):
+        pass
     results = []
     for found in reversed(wanted):
         try:
@@ -366,7 +352,7 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
             roots = {p.part.name: Path(p.part.path) for p in catalogue.contents(found.step).parts}
         except HostError:
             continue  # removed meanwhile
-        document = inspection_document(found.step, looked.problems, looked.notes, looked.files)
+        document = inspection_document(found.step, looked.reasons, looked.notes, looked.checked)
         results.append(_with_bytes(document, roots, _comparable(catalogue, inventory, found), quiet=quiet))
     return sorted(results, key=lambda r: int(r["step"]))
 

@@ -54,31 +54,16 @@ def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) ->
 def _plan(settings: "Settings") -> dict[str, Any]:
     """The paths and checkpoints to move. Changes nothing."""
     from podwatch.checkpoints.trainers import make_layout
-    from podwatch.cli.offline import look
+    from podwatch.cli.offline import look, training_here
 
     paths = make_layout(settings).ahead_of(None)
     steps = {str(s.step): str(s.completeness) for s in look(settings).sets}
     return {
         "schema_version": 1,
-        "running": running_training(settings),
+        "running": training_here(settings).possible,
         "paths": [str(path) for path in paths],
         "steps": steps,
     }
-
-
-def running_training(settings: "Settings") -> str:
-    """The training that runs here, or possibly does, as text; empty if there is none."""
-    from podwatch.checkpoints.trainers import process_names
-    from podwatch.system.procfs import is_alive
-    from podwatch.trainer.find import find_trees, sought_run
-    from podwatch.trainer.process_roles import Roles
-    from podwatch.trainer.supervisor_files import read_record
-
-    record = read_record(settings.state_dir / settings.run_id / "supervisor")
-    if record is not None and is_alive(record.launcher):
-        return f"training is running (pid {record.launcher.pid})"
-    trees = find_trees(sought_run(settings), Roles(process_names()))
-    return "; ".join(f"pid {tree.launcher.pid} could be this run's training: {tree.reason}" for tree in trees)
 
 
 def _describe(plan: dict[str, Any]) -> list[str]:

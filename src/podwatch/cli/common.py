@@ -133,17 +133,9 @@ def need_daemon(where: Where, purpose: str) -> Found:
     if found is None:
         import os
 
-        from podwatch.cli.find_daemon import holder, read_hints, searched
+        from podwatch.cli.find_daemon import read_hints, searched
 
-        hints = read_hints(where.config)
-        places = ", ".join(str(place) for place in searched(os.environ, hints))
-        there = holder(where.run or hints.run_id, os.environ, hints)
-        if there is not None:
-            raise NotRunning(
-                f"cannot {purpose}: podwatch runs (pid {there.pid}), but uses another runtime directory",
-                where=f"not in {places}",
-                fix=f"set PODWATCH_RUNTIME_DIR to {there.runtime or 'the one of that podwatch'}",
-            )
+        places = ", ".join(str(place) for place in searched(os.environ, read_hints(where.config)))
         config = f" -c {where.config}" if where.config else ""
         raise NotRunning(
             f"cannot {purpose}: podwatch is not running",

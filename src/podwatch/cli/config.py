@@ -381,7 +381,7 @@ def _write(path: Path, text: str, mode: int) -> None:
 def _refuse_secrets(argv: Sequence[str]) -> None:
     from podwatch.config.setting_names import looks_secret
     from podwatch.domain.errors import ConfigurationError
-    from podwatch.incidents import scrub
+    from podwatch.domain.secrets import scrub
     from podwatch.policy.command_diff import grouped
 
     for group in grouped(argv):

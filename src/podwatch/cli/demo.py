@@ -2,7 +2,7 @@
 
 import click
 
-SCENARIOS = ("silent-death", "hang", "disk-pressure", "crash-loop")
+SCENARIOS = ("silent-death", "hang")
 
 
 @click.command("demo", short_help="Break a simulated pod and watch podwatch recover it.")

@@ -14,11 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from podwatch.checkpoints import trainers
 from podwatch.checkpoints.command import Command, can_be_value, without_settings, without_words
-from podwatch.checkpoints.command_table import all_commands, resume_settings
-from podwatch.checkpoints.layout import Layout, Site
-from podwatch.checkpoints.trainers import kind_of, recognised
-from podwatch.checkpoints.trainers.prime_rl_run import RunDirectory, hints, run_directory, runs_below
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.prime_rl import RunDirectory, hints, run_directory, runs_below
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers, resume_settings
+from podwatch.checkpoints.trainers import recognised
 from podwatch.cli.split_environment import split_environment
 from podwatch.config.command_directory import current_directory
 from podwatch.domain.errors import HostError, PermissionDenied
@@ -196,7 +198,8 @@ def planned_trainer(argv: Sequence[str], environment: Mapping[str, str]) -> Trai
 def layout_at(argv: Sequence[str], cwd: Path) -> Layout | None:
     """The layout of ``layout_of``, for its resume flags; None where the command does not show one."""
     name = layout_of(argv)
-    return None if name in ("", "auto") else kind_of(name).make(Site(_NOWHERE, cwd=cwd, command=tuple(argv)))
+    site = Site(_NOWHERE, cwd=cwd, command=tuple(argv))
+    return None if name in ("", "auto") else trainers.layout_of(all_trainers()[name], site)
 
 
 def without_resume(argv: Sequence[str], layout: Layout | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -228,7 +231,8 @@ def trainer_config(argv: Sequence[str], cwd: Path) -> dict[str, object]:
 def output_dir_of(argv: Sequence[str], cwd: Path) -> tuple[Path, str]:
     """The likely output directory, absolute, and how it was found."""
     command = Command(argv, cwd, shown=True)
-    table = all_commands().get(layout_of(argv))
+    found = all_trainers().get(layout_of(argv))
+    table = None if found is None else found.command
     names = (*table.output, *table.place, *_OUTPUT) if table is not None else _OUTPUT
     if text := command.given(*names):
         return _absolute(cwd / text), f"from {command.written(*names)} in the command"

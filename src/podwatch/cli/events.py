@@ -188,7 +188,7 @@ def _weight(agreement: object) -> str:
 def log_lines(incident: Mapping[str, Any]) -> list[str]:
     """The relevant last log lines from the incident bundle, without those of the incident before; empty without a
     bundle."""
-    from podwatch.incidents.explaining_line import highlights, since
+    from podwatch.journal.explaining_line import highlights, since
 
     bundle = clean(incident.get("bundle") or "")
     if not bundle:
@@ -208,7 +208,7 @@ def log_lines(incident: Mapping[str, Any]) -> list[str]:
 
 def _bundled_logs(bundle: Path) -> dict[str, list[str]]:
     """The log tails of an incident bundle. Raises OSError."""
-    from podwatch.incidents.bundle import TABLES
+    from podwatch.journal.bundle import TABLES
 
     found = (path for path in sorted(bundle.iterdir()) if path.name not in TABLES)
     return {path.name: path.read_text(errors="replace").splitlines() for path in found}

@@ -1,11 +1,13 @@
-"""Find the daemon of a run by its runtime directory, else by the run's lock. Reads only two keys of the configuration.
+"""Find the daemon of a run by its runtime directory. Reads only two keys of the configuration.
 
 Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, the state_dir of ``-c``, /run/podwatch,
-$XDG_RUNTIME_DIR/podwatch, /var/lib/podwatch/run, ~/.local/state/podwatch/run. Each has one directory per run.
+$XDG_RUNTIME_DIR/podwatch, /var/lib/podwatch/run, ~/.local/state/podwatch/run. Each has one directory per run. A
+podwatch that was started with another runtime directory is found by the link in its state directory.
 """
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from podwatch.domain.errors import ConfigurationError, UsageError
 from podwatch.system.endpoint import (
     CONTROL,
     ENDPOINT,
+    RUNTIME_LINK,
     SNAPSHOT,
     Endpoint,
     boot_id,
@@ -86,12 +89,11 @@ USUAL_CONFIGS = ("podwatch.toml", "/etc/podwatch/podwatch.toml")
 
 def runtime_roots(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
     """Directories that may hold runs, most specific first, without duplicates."""
-    home = environ.get("HOME", "")
-    state = hints.state_dir or (Path(environ["PODWATCH_STATE_DIR"]) if environ.get("PODWATCH_STATE_DIR") else None)
+    home, state = environ.get("HOME", ""), hints.state_dir or environ.get("PODWATCH_STATE_DIR", "")
     candidates = [
         environ.get("PODWATCH_RUNTIME_DIR", ""),
         *environ.get("RUNTIME_DIRECTORY", "").split(":"),
-        str(state / "run") if state else "",
+        f"{state}/run" if state else "",
         "/run/podwatch",
         f"{environ['XDG_RUNTIME_DIR']}/podwatch" if environ.get("XDG_RUNTIME_DIR") else "",
         "/var/lib/podwatch/run",
@@ -106,22 +108,39 @@ def searched(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
     return [Path(explicit)] if explicit else runtime_roots(environ, hints)
 
 
+def _state_roots(environ: Mapping[str, str], hints: Hints) -> list[Path]:
+    """State directories whose runs link to their runtime directories; with $PODWATCH_RUNTIME_DIR only the one that the
+    configuration names."""
+    if hints.state_dir or environ.get("PODWATCH_RUNTIME_DIR"):
+        return [hints.state_dir] if hints.state_dir else []
+    home, named = environ.get("HOME", ""), environ.get("PODWATCH_STATE_DIR", "")
+    usual = (named, "/var/lib/podwatch", f"{home}/.local/state/podwatch" if home else "")
+    return [Path(place) for place in usual if place]
+
+
+def _directories(environ: Mapping[str, str], hints: Hints) -> Iterator[Path]:
+    """The directory of each run that may be here."""
+    for root in searched(environ, hints):
+        with contextlib.suppress(OSError):
+            yield from sorted(root.iterdir())
+    for root in _state_roots(environ, hints):
+        with contextlib.suppress(OSError, RuntimeError):  # a loop of links
+            yield from [link.resolve() for link in sorted(root.glob(f"*/{RUNTIME_LINK}"))]
+
+
 def find_runs(environ: Mapping[str, str] = os.environ, hints: Hints = NO_HINTS) -> list[Found]:
     """Every run with an endpoint file, running ones first. For a run found twice: the living one, else the first."""
     found: dict[str, Found] = {}
-    for root in searched(environ, hints):
-        try:
-            directories = sorted(d for d in root.iterdir() if d.is_dir() and _is_believed(d))
-        except OSError:
+    for directory in _directories(environ, hints):
+        endpoint = None
+        with contextlib.suppress(OSError):  # in a directory that this user cannot enter
+            endpoint = read_endpoint(directory) if directory.is_dir() and _is_believed(directory) else None
+        if endpoint is None:
             continue
-        for directory in directories:
-            endpoint = read_endpoint(directory)
-            if endpoint is None:
-                continue
-            candidate = Found(directory, endpoint, endpoint.alive())
-            known = found.get(endpoint.run_id)
-            if known is None or (candidate.alive and not known.alive):
-                found[endpoint.run_id] = candidate
+        candidate = Found(directory, endpoint, endpoint.alive())
+        known = found.get(endpoint.run_id)
+        if known is None or (candidate.alive and not known.alive):
+            found[endpoint.run_id] = candidate
     return sorted(found.values(), key=lambda f: (not f.alive, f.endpoint.run_id))
 
 
@@ -213,84 +232,3 @@ def _two_lines(text: str) -> dict[str, str]:
 
 def _names(runs: Sequence[Found]) -> str:
     return ", ".join(f.endpoint.run_id for f in runs)
-
-
-# -- holder of the run's lock ----------------------------------------------------------------------------------------
-# Finds a podwatch that was started with another PODWATCH_RUNTIME_DIR or as another user, which would otherwise be
-# reported as "not running".
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The process that holds a run's lock. ``runtime``: its runtime directory; empty if it cannot be read."""
-
-    pid: int
-    lock: Path
-    runtime: str = ""
-
-
-def holder(run: str, environ: Mapping[str, str], hints: Hints, locks: Path = Path("/proc/locks")) -> Holder | None:
-    """The process that holds the lock of ``run`` (empty: of any run in the default state directories). Reads
-    /proc/locks and takes no lock: even a short one could prevent podwatch from starting."""
-    held = _held(locks)
-    for path in _lock_files(run, environ, hints):
-        try:
-            status = path.stat()
-        except (OSError, ValueError):  # a name that the file system's encoding does not have
-            continue
-        pid = held.get(status.st_ino, 0)
-        if pid > 0 and _user_of(pid) in (0, os.geteuid(), status.st_uid):
-            return Holder(pid, path, _runtime_of(pid))
-    return None
-
-
-def _lock_files(run: str, environ: Mapping[str, str], hints: Hints) -> Iterable[Path]:
-    named = [hints.state_dir] if hints.state_dir else []
-    home = environ.get("HOME", "")
-    usual = (
-        environ.get("PODWATCH_STATE_DIR", ""),
-        "/var/lib/podwatch",
-        f"{home}/.local/state/podwatch" if home else "",
-    )
-    for root in named or [Path(place) for place in usual if place]:
-        if run or hints.run_id:
-            yield root / (run or hints.run_id) / "guard.lock"
-            continue
-        try:
-            yield from sorted(root.glob("*/guard.lock"))
-        except OSError:
-            continue
-
-
-def _held(locks: Path) -> dict[int, int]:
-    """Inode -> pid of the process that holds a flock on it. Devices are not compared: overlays show another device."""
-    try:
-        lines = locks.read_text().splitlines()
-    except OSError:
-        return {}
-    found = {}
-    for words in map(str.split, lines):  # 1: FLOCK  ADVISORY  WRITE 708 00:1a:123 0 EOF
-        if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE" and words[4].isdigit():
-            inode = words[5].rpartition(":")[2]
-            if inode.isdigit():
-                found[int(inode)] = int(words[4])
-    return found
-
-
-def _user_of(pid: int) -> int:
-    """Real user id; -1 without such a process. It is compared because inode numbers repeat across file systems."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("Uid:")))
-    except (OSError, ValueError, StopIteration):
-        return -1
-
-
-def _runtime_of(pid: int) -> str:
-    try:
-        items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    values = dict(item.split(b"=", 1) for item in items if b"=" in item)
-    found = values.get(b"PODWATCH_RUNTIME_DIR") or values.get(b"RUNTIME_DIRECTORY", b"").split(b":")[0]
-    return os.fsdecode(found)

@@ -146,11 +146,9 @@ def _refuse(plan: Plan, settings: "Settings", *, force: bool) -> None:
             fix=f"put the second run into {ETC}/NAME.toml and use `podwatch --run NAME install`; --force replaces it",
         )
     for path, text in plan.files:
-        by = _origin(path, text)
-        if by in (Origin.EDITED, Origin.FOREIGN) and not force:
-            was = "was changed since podwatch wrote it" if by is Origin.EDITED else "was not written by podwatch"
+        if _origin(path, text) is Origin.FOREIGN and not force:
             raise HostError(
-                f"{path} {was}; podwatch does not overwrite it",
+                f"{path} was not written by podwatch, which does not overwrite it",
                 where="`podwatch install --dry-run` shows the difference",
                 fix=f"put your changes into {service.dropin.parent}/50-local.conf, then use --force, which keeps your"
                 f" file as {path.name}.old",
@@ -194,7 +192,7 @@ def _write(plan: Plan, key: Key) -> bool:
                 click.echo(f"unchanged {path}")
                 continue
             path.parent.mkdir(mode=0o755, exist_ok=True)
-            if by in (Origin.EDITED, Origin.FOREIGN):
+            if by is not Origin.ABSENT:  # an operator may have added to it
                 path.replace(path.with_name(f"{path.name}.old"))
                 click.echo(f"kept      {path}.old")
             atomic_write(path, text, 0o644)
@@ -221,8 +219,8 @@ def _show(plan: Plan, key: Key) -> None:
         by = _origin(path, text) if os.access(path.parent, os.R_OK) else Origin.ABSENT
         if by is None:
             click.echo(f"unchanged {path}")
-        elif by in (Origin.EDITED, Origin.FOREIGN):
-            click.echo(f"differs   {path}: it was changed or written by hand; only --force replaces it")
+        elif by is Origin.FOREIGN:
+            click.echo(f"differs   {path}: podwatch did not write it; only --force replaces it")
             old = path.read_text(errors="replace").splitlines()
             click.echo(
                 "\n".join(f"    {line}" for line in difflib.unified_diff(old, text.splitlines(), lineterm="", n=1))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.cli.systemd_service import Service, service_of, signed
+from podwatch.cli.systemd_service import SIGNATURE, Service, service_of
 from podwatch.domain.errors import ConfigurationError, HostError, InternalError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
     writable, make = writable_paths(settings)
     run = [*command, *(["--run", "%i"] if name else []), "run"]
     dropin = [
-        "# Written by `podwatch install` from the configuration; run it again after a path there changes.",
+        "# From the configuration: run `podwatch install` again after a path there changes.",
         f"# Run: {settings.run_id}",
         f"# Configuration: {config}",
         "[Unit]",
@@ -66,8 +66,8 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
     if config != service.configuration:
         dropin += ["ExecStart=", f"ExecStart={exec_line([*command, '--config', str(config), 'run'])}"]
     files = (
-        (service.unit_file, signed(_with_exec(_shipped(service.shipped), exec_line(run)))),
-        (service.dropin, signed("\n".join(dropin) + "\n")),
+        (service.unit_file, SIGNATURE + _with_exec(_shipped(service.shipped), exec_line(run))),
+        (service.dropin, SIGNATURE + "\n".join(dropin) + "\n"),
     )
     return Plan(service, files, make, tuple(_notes(command)))
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,18 @@ from podwatch.cli.common import Where
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 
 if TYPE_CHECKING:
-    from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+    from podwatch.checkpoints.held_back import HeldBack
+    from podwatch.checkpoints.known_checkpoints import Catalogue
     from podwatch.checkpoints.layout import Layout
     from podwatch.checkpoints.records import RecordFiles
     from podwatch.config.settings import Settings
+    from podwatch.domain.process import FoundTree
     from podwatch.domain.run_state import RunState
     from podwatch.journal.journal import Journal
     from podwatch.recovery.run_file import RunFile
+    from podwatch.store.inventory import Inventory
     from podwatch.store.objects.access import Access
+    from podwatch.store.objects.base import Objects
     from podwatch.store.restore.restore import StoreOfRun
     from podwatch.system.own_directories import Workspace
 
@@ -124,10 +129,10 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
     """The checkpoints that a daemon would hold back if it started now, by journal and run.json."""
     from dataclasses import replace
 
-    from podwatch.checkpoints.known_checkpoints import HeldBack
+    from podwatch.checkpoints.held_back import HeldBack
+    from podwatch.checkpoints.implausible_steps import StepEvidence
     from podwatch.daemon import held_back_findings
     from podwatch.domain.errors import PodwatchError
-    from podwatch.policy.implausible_steps import StepEvidence
 
     held = (
         HeldBack()
@@ -148,6 +153,50 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
     if run is not None:
         held.follow(run)
     return held
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHere:
+    """The training of a run on this pod. ``pid``: of the launcher that podwatch started; 0 for none, then ``trees``
+    may train the run, and podwatch did not start them."""
+
+    pid: int = 0
+    trees: "tuple[FoundTree, ...]" = ()
+
+    @property
+    def attachable(self) -> "list[FoundTree]":
+        from podwatch.domain.process import TreeAnswer
+
+        return [tree for tree in self.trees if tree.answer is TreeAnswer.ATTACH]
+
+    @property
+    def text(self) -> str:
+        """The training that certainly runs; empty if there is none."""
+        if self.pid:
+            return f"training is running (pid {self.pid})"
+        if len(self.attachable) != 1:
+            return ""
+        return f"a trainer that podwatch did not start is running (pid {self.attachable[0].launcher.pid})"
+
+    @property
+    def possible(self) -> str:
+        """The same, or what could be this run's training."""
+        trees = (f"pid {one.launcher.pid} could be this run's training: {one.reason}" for one in self.trees)
+        return self.text if self.pid else "; ".join(trees)
+
+
+def training_here(settings: "Settings") -> TrainingHere:
+    """Searches /proc unless training runs under its supervisor. Blocks."""
+    from podwatch.checkpoints.trainers import process_names
+    from podwatch.system.procfs import is_alive
+    from podwatch.trainer.find import find_trees, sought_run
+    from podwatch.trainer.process_roles import Roles
+    from podwatch.trainer.supervisor_files import read_record
+
+    record = read_record(settings.state_dir / settings.run_id / "supervisor")
+    if record is not None and is_alive(record.launcher):
+        return TrainingHere(record.launcher.pid)
+    return TrainingHere(trees=find_trees(sought_run(settings), Roles(process_names())))
 
 
 def require_store(settings: "Settings") -> str:
@@ -186,6 +235,19 @@ def store_of_run(settings: "Settings", run_id: str = "") -> "StoreOfRun":
     url = require_store(settings)
     keys = RunKeys(run_id or settings.run_id, parse_url(url).prefix)
     return StoreOfRun(url, keys, lambda: store_access(settings), settings.sync.connections)
+
+
+@contextmanager
+def inventory_of(settings: "Settings") -> "Iterator[tuple[Objects, StoreOfRun, Inventory]]":
+    """This run's store, open, with its address and its inventory. ConfigurationError if none is configured."""
+    from podwatch.store.inventory import take_inventory
+
+    place = store_of_run(settings)
+    store = place.open()
+    try:
+        yield store, place, take_inventory(store, place.keys)
+    finally:
+        store.close()
 
 
 # -- runs in the store -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from podwatch.domain.times import rfc3339, span
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Policies
-    from podwatch.recording.replay import Replay, Told
+    from podwatch.recording.replay import Replay, ReplayedFinding
 
 SHOWN_GAPS = 10
 
@@ -53,7 +53,7 @@ def command(where: Where, path: Path | None, since: str, until: str, as_json: bo
         click.echo("\n".join(summary(result, by=where.config)))
 
 
-def describe(told: "Told") -> list[str]:
+def describe(told: "ReplayedFinding") -> list[str]:
     """A finding as it is raised, or the line that it is cleared."""
     finding = told.finding
     what = f"{finding.kind}{f' {finding.subject}' if finding.subject else ''}"
@@ -134,7 +134,7 @@ def document(result: "Replay") -> dict[str, Any]:
     }
 
 
-def _told(told: "Told") -> dict[str, Any]:
+def _told(told: "ReplayedFinding") -> dict[str, Any]:
     from podwatch.reporting.json_documents import finding_document
 
     seconds = max(0.0, told.at - told.since)

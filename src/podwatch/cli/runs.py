@@ -234,7 +234,7 @@ def _plan_lines(plan: "ArchivePlan", *, going: str) -> list[str]:
         if verdict.until is not None:
             until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(verdict.until))
             what = f"keep until {until}: a reader can still use it"
-        lines.append(f"step {verdict.save.step:<8} {size(verdict.save.bytes):>8}  {what}")
+        lines.append(f"step {verdict.save.step:<8} {size(verdict.save.total_bytes):>8}  {what}")
     if plan.retention.unfinished:
         lines.append(f"{going}: {len(plan.retention.unfinished)} checkpoints whose upload or deletion was interrupted")
     if plan.is_empty:
@@ -255,7 +255,7 @@ def _plan_document(plan: "ArchivePlan", *, dry_run: bool) -> dict[str, Any]:
             {
                 "step": verdict.save.step,
                 "save_id": verdict.save.save_id,
-                "size_bytes": verdict.save.bytes,
+                "size_bytes": verdict.save.total_bytes,
                 "stays": verdict.stays,
                 "reason": verdict.reason,
                 "may_go_at": rfc3339(verdict.until),

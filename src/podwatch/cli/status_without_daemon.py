@@ -1,10 +1,10 @@
-"""The status of a run whose daemon does not answer: not found, elsewhere, stopped, died or silent, and what to do."""
+"""The status of a run whose daemon does not answer: not found, stopped, died or silent, and what to do."""
 
 import time
 from pathlib import Path
 from typing import Any
 
-from podwatch.cli.find_daemon import Found, Holder, training_lives
+from podwatch.cli.find_daemon import Found, training_lives
 from podwatch.domain.times import ago, from_rfc3339, local, rfc3339, span
 
 
@@ -55,7 +55,6 @@ def _state(document: dict[str, Any]) -> str:
 _GUARDS = {
     "podwatch-silent": "PODWATCH DOES NOT ANSWER",
     "podwatch-stopped": "PODWATCH IS STOPPED",
-    "podwatch-elsewhere": "PODWATCH RUNS BUT CANNOT BE REACHED FROM HERE",
 }
 _STATES = {
     "stopped": "training was STOPPED",
@@ -67,8 +66,6 @@ _STATES = {
 def _headline(kind: str, lives: bool | None = None, state: str = "") -> str:
     """``lives``: the launcher of the last document, None if unknown. ``state``: of training, in that document."""
     guard = _GUARDS.get(kind, "PODWATCH IS NOT RUNNING")
-    if kind == "podwatch-elsewhere":
-        return guard
     if lives is True:
         return f"{guard}: training continues UNGUARDED"
     if lives is False:
@@ -102,21 +99,6 @@ def nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:
     named = f" for run {run}" if run else ""
     places = ", ".join(str(r) for r in roots)
     said = f"podwatch is not running{named} (no endpoint in {places})"
-    return _unknown(run, "podwatch-not-found", said, _start_hint(config))
-
-
-def elsewhere(run: str, there: Holder, roots: list[Path]) -> dict[str, Any]:
-    """The status of a daemon that holds the run's lock but whose endpoint was not found."""
-    places = ", ".join(str(r) for r in roots)
-    said = (
-        f"podwatch (pid {there.pid}) runs and holds the lock of this run ({there.lock}), but has no endpoint in "
-        f"{places}: it uses another runtime directory, or is just starting"
-    )
-    fix = f"run this command with PODWATCH_RUNTIME_DIR={there.runtime or 'the runtime directory of that podwatch'}"
-    return _unknown(run, "podwatch-elsewhere", said, fix)
-
-
-def _unknown(run: str, kind: str, said: str, fix: str) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "kind": "podwatch-status",
@@ -124,8 +106,8 @@ def _unknown(run: str, kind: str, said: str, fix: str) -> dict[str, Any]:
         "time": rfc3339(time.time()),
         "run_id": run,
         "overall": "unknown",
-        "reasons": [_reason(kind, said, fix)],
-        "headline": _headline(kind),
+        "reasons": [_reason("podwatch-not-found", said, _start_hint(config))],
+        "headline": _headline("podwatch-not-found"),
         "not_backed_up": "",
         "rows": [{"label": "run", "text": run, "tone": "", "share": None, "narrow": ""}] if run else [],
         "snapshot_at": None,

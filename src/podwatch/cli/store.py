@@ -2,20 +2,18 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option, print_json
+from podwatch.cli.offline import inventory_of, load
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.times import ago, size
 
 if TYPE_CHECKING:
     from podwatch.store.inventory import Inventory, Stored
     from podwatch.store.objects.base import Objects
-    from podwatch.store.restore.restore import StoreOfRun
     from podwatch.store.verify import Verified
 
 
@@ -37,9 +35,7 @@ def command() -> None:
 @json_option
 def ls(where: Where, as_json: bool) -> None:
     """List every checkpoint of this run in the store, newest first. A * marks the one that the newest pointer names."""
-    place = _place(where)
-    with _opened(place) as store:
-        inventory = _inventory(store, place)
+    with inventory_of(load(where)) as (store, place, inventory):
         calls, now = _calls(store), time.time() - (store.skew or 0.0)
     saves = list(reversed(inventory.saves))
     newest = inventory.newest
@@ -62,7 +58,7 @@ def ls(where: Where, as_json: bool) -> None:
         click.echo(f"no checkpoints of run {place.keys.run_id} in {place.url}")
     for save in saves:
         mark = "*" if newest is not None and save.key == newest.key else " "
-        what = clean(save.problem) if save.problem else f"{save.files} files, {size(save.bytes)}"
+        what = clean(save.problem) if save.problem else f"{save.files} files, {size(save.total_bytes)}"
         what += ", pinned" if save.pinned else ""
         what += ", and exported weights" if save.exports else ""
         click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(max(0.0, now - save.wall))}")
@@ -81,9 +77,8 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     --deep every hash, by reading every byte."""
     from podwatch.store.verify import verify as verify_saves
 
-    place, answers = _place(where), list[dict[str, Any]]()
-    with _opened(place) as store:
-        inventory = _inventory(store, place)
+    answers = list[dict[str, Any]]()
+    with inventory_of(load(where)) as (store, place, inventory):
         chosen = [save for save in reversed(inventory.saves) if step in (None, save.step)]
         if not chosen and not inventory.problems:
             raise IntegrityError(
@@ -119,27 +114,6 @@ def _line(found: "Verified") -> str:
     return f"step {save.step} {save.save_id}: {text}"
 
 
-def _place(where: Where) -> "StoreOfRun":
-    from podwatch.cli.offline import load, store_of_run
-
-    return store_of_run(load(where))
-
-
-@contextmanager
-def _opened(place: "StoreOfRun") -> "Iterator[Objects]":
-    store = place.open()
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def _inventory(store: "Objects", place: "StoreOfRun") -> "Inventory":
-    from podwatch.store.inventory import take_inventory
-
-    return take_inventory(store, place.keys)
-
-
 def _problem(inventory: "Inventory") -> str:
     """The first document that cannot be used."""
     return next(iter(inventory.problems), "")
@@ -163,10 +137,10 @@ def _document(save: "Stored", inventory: "Inventory", now: float) -> dict[str, A
         "save_id": save.save_id,
         "named": newest is not None and save.key == newest.key,
         "problem": save.problem,
-        "total_bytes": save.bytes,
+        "total_bytes": save.total_bytes,
         "file_count": save.files,
         "age_seconds": round(max(0.0, now - save.wall)),
-        "lineage": save.manifest.lineage if save.manifest is not None else "",
+        "lineage": save.lineage,
         "layout": save.manifest.layout if save.manifest is not None else "",
         "pinned": save.pinned,
         "optional": save.exports,

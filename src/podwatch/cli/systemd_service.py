@@ -1,11 +1,10 @@
 """podwatch's systemd service on this machine: the names of its files, which of them podwatch wrote, and systemctl.
 
-A file that `podwatch install` writes begins with the SHA-256 of its other lines. So an upgrade replaces what podwatch
-wrote, and nothing that an operator changed or wrote: no record of the installation is needed, and none can be lost.
+A file that `podwatch install` writes says so in its first line. So an upgrade replaces what podwatch wrote, and nothing
+that an operator wrote: no record of the installation is needed, and none can be lost.
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ BOOTED = Path("/run/systemd/system")
 """Exists if and only if systemd is the running init (sd_booted(3))."""
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_SIGNED = re.compile(r"# podwatch install sha256:([0-9a-f]{64})\n(.*)", re.S)
+SIGNATURE = "# Written by `podwatch install`, which replaces it: without this line podwatch leaves the file alone.\n"
 _FACT = re.compile(r"^# (Run|Configuration): (.*)$", re.M)
 
 
@@ -84,16 +83,9 @@ def service_of(name: str) -> Service:
 class Origin(StrEnum):
     ABSENT = "absent"
     OURS = "ours"
-    """As podwatch wrote it."""
-    EDITED = "edited"
-    """podwatch wrote it, and it was changed since."""
+    """It begins with SIGNATURE."""
     FOREIGN = "foreign"
     """podwatch did not write it: another text, a link, another owner."""
-
-
-def signed(text: str) -> str:
-    """``text`` with the line that says that podwatch wrote it."""
-    return f"# podwatch install sha256:{_digest(text)}\n{text}"
 
 
 def origin(path: Path) -> Origin:
@@ -104,15 +96,7 @@ def origin(path: Path) -> Origin:
         return Origin.ABSENT
     if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
         return Origin.FOREIGN
-    text = path.read_bytes().decode(errors="replace")
-    match = _SIGNED.fullmatch(text)
-    if match is None:
-        return Origin.FOREIGN
-    return Origin.OURS if _digest(match[2]) == match[1] else Origin.EDITED
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return Origin.OURS if path.read_bytes().startswith(SIGNATURE.encode()) else Origin.FOREIGN
 
 
 # -- systemd ---------------------------------------------------------------------------------------------------------
@@ -197,19 +181,18 @@ def start(unit: str, verb: str) -> None:
 def guard_elsewhere(run_id: str, state_dir: Path, unit: str) -> int:
     """The pid that ends a podwatch that guards the run and is not this service's; 0 if there is none. With `--detach`
     it is that of the parent, which would start the daemon again."""
-    from podwatch.cli.find_daemon import Hints, holder, runtime_roots
+    from podwatch.cli.find_daemon import Hints, find_runs
     from podwatch.system.endpoint import process_alive
 
-    hints = Hints(run_id, state_dir)
-    found = holder(run_id, {}, hints)
-    if found is None or str(found.pid) == show(unit, "MainPID"):
+    runs = find_runs(os.environ, Hints(run_id, state_dir))
+    found = next((one for one in runs if one.alive and one.endpoint.run_id == run_id), None)
+    if found is None or str(found.endpoint.pid) == show(unit, "MainPID"):
         return 0
-    for root in [Path(found.runtime)] * bool(found.runtime) + runtime_roots(os.environ, hints):
-        with contextlib.suppress(OSError, ValueError):
-            parent = int((root / run_id / "init.pid").read_text())
-            if process_alive(parent, 0):
-                return parent
-    return found.pid
+    with contextlib.suppress(OSError, ValueError):
+        parent = int((found.directory / "init.pid").read_text())
+        if process_alive(parent, 0):
+            return parent
+    return found.endpoint.pid
 
 
 def ends_training(pid: int) -> bool:

@@ -125,7 +125,7 @@ def _remove_service(service: Service, *, say: bool) -> list[str]:
             path.replace(path.with_name(f"{path.name}.old"))
         removed.append(str(path))
         if say:
-            kept = "" if by is Origin.OURS else f" (it was changed by hand: kept as {path.name}.old)"
+            kept = "" if by is Origin.OURS else f" (podwatch did not write it: kept as {path.name}.old)"
             click.echo(f"removed   {path}{kept}")
     with contextlib.suppress(OSError):
         service.dropin.parent.rmdir()  # another's drop-ins stay

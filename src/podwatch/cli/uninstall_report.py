@@ -112,9 +112,9 @@ def _training(service: Service, settings: "Settings | None") -> list[str]:
 
 
 def _running(settings: "Settings | None") -> str:
-    from podwatch.cli.clean import running_training
+    from podwatch.cli.offline import training_here
 
-    return "" if settings is None else running_training(settings)
+    return "" if settings is None else training_here(settings).possible
 
 
 # -- what stays ------------------------------------------------------------------------------------------------------

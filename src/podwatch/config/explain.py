@@ -8,33 +8,13 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from podwatch.config.setting_names import looks_secret, unit_of, value_of, walk
+from podwatch.config.setting_names import described, looks_secret, note_of, unit_of, value_of, walk
 from podwatch.config.settings import Section, Settings
 from podwatch.config.units import FORMATS
 from podwatch.domain.secrets import MASK as REMOVED
 from podwatch.domain.secrets import scrub, scrub_argv
 
 MASK = "***"
-_SECTION_NOTES = {
-    "trainer": "the training that podwatch starts, watches and resumes (docs/layouts.md)",
-    "gpu": "GPU memory shows a silent death",
-    "inference": "the inference server corroborates a silent death or a hang",
-    "hang": "training that is alive but makes no step (docs/detection.md)",
-    "checkpoints.custom": 'only for layout = "custom" (docs/layouts.md)',
-    "sync": "copies of checkpoints outside this pod (docs/sync.md)",
-    "disk": "disk space for the next checkpoint (docs/disk.md)",
-    "recovery": "how often to restart, and how long to wait",
-    "nodes": "one run on several machines (docs/nodes.md)",
-    "end_pod": "a command that ends the rented machine with the run (docs/end-the-pod.md)",
-    "evaluation": "a command that evaluates checkpoints (docs/evaluation.md)",
-    "training": "warnings about the health of the training itself",
-    "record": "recorded sensor data (docs/replay.md)",
-    "http": "the page (docs/page.md), health, status and metrics",
-    "notify": "where podwatch sends notices (docs/notifications.md)",
-    "wandb": "podwatch's own run in the training's W&B project",
-    "cost": "what this machine costs (docs/cost.md)",
-    "log": "podwatch's own log",
-}
 
 
 def plain(field: FieldInfo, value: object) -> object:
@@ -116,12 +96,12 @@ def render_toml(
         value = value_of(settings, key)
         if home != section:
             absent = home and value_of(settings, home) is None
-            lines += ["", f"# {_SECTION_NOTES.get(home, home)}", f"{'# ' if absent else ''}[{home}]"]
+            lines += ["", f"# {_lower(note_of(home))}", f"{'# ' if absent else ''}[{home}]"]
             section = home
         source = (sources or {}).get(key, "default" if _is_default(field, value) else "file")
         shown = plain(field, value)
         shown = masked(key, shown) if mask else shown
-        lines.append(f"# {field.description}" + (f" ({source})" if source not in ("default", "file") else ""))
+        lines.append(f"# {described(field)}" + (f" ({source})" if source not in ("default", "file") else ""))
         if notes and key in notes:
             lines.append(f"# {notes[key]}")
         if shown is None:
@@ -158,7 +138,7 @@ def to_json(settings: Settings, sources: Mapping[str, str], path: Path | None) -
         values[key] = {
             "value": masked(key, plain(field, value)),
             "source": sources.get(key, "default"),
-            "description": field.description or "",
+            "description": described(field),
         }
     return {"schema_version": 1, "path": str(path) if path else None, "settings": values}
 
@@ -172,11 +152,10 @@ def render_reference() -> str:
         if home != section:
             title = f"[{home}]" if home else "Top of the file"
             lines += ["", f"## {title}", ""]
-            if home in _SECTION_NOTES:
-                note = _SECTION_NOTES[home]
-                lines += [f"{note[0].upper()}{note[1:]}.", ""]
+            if home:
+                lines += [f"{note_of(home)}.", ""]
             section = home
-        lines.append(f"- {_setting(name, field)}: {field.description or ''}")
+        lines.append(f"- {_setting(name, field)}: {described(field)}")
     text = "\n".join(lines).lstrip("\n") + "\n"
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", text)
 
@@ -187,6 +166,11 @@ def _setting(name: str, field: FieldInfo) -> str:
         return f"`{name}` (required)"
     default = plain(field, _default(field))
     return f"`{name}`" if default is None else f"`{name} = {to_toml(default)}`"
+
+
+def _lower(text: str) -> str:
+    """As a comment begins: in lower case, but for an abbreviation."""
+    return text if text[1:2].isupper() else f"{text[:1].lower()}{text[1:]}"
 
 
 def _is_default(field: FieldInfo, value: object) -> bool:

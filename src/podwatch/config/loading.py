@@ -148,7 +148,6 @@ def commands(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
     named += [("trainer.start_before", command) for command in trainer.start_before]
     named += [("trainer.stop_also", command) for command in trainer.stop_also]
     named += [(f"hooks, {hook.name}", hook.command) for hook in settings.hooks]
-    named += [(f"checks, {check.name}", check.command) for check in settings.checks]
     named += [("evaluation.command", settings.evaluation.command), ("notify.command", settings.notify.command)]
     named += [("end_pod.command", settings.end_pod.command)]
     if settings.wandb.enabled and settings.wandb.python is not None:

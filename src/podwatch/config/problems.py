@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from podwatch.config.setting_names import (
+    entry_of,
     env_name,
     fixed_keys,
     is_credential_key,
@@ -169,9 +170,9 @@ def _in_list_of_tables(path: tuple[str, ...]) -> str:
 
 
 def _other_key(path: tuple[str, ...]) -> str:
-    """The fix for an unknown key of a list of tables: the description of the setting lists its keys."""
-    described = next((field.description or "" for key, field in walk() if key == path[0]), "")
-    names = [name.strip(" .") for name in described.rpartition("keys")[2].split(",")]
+    """The fix for an unknown key of a list of tables."""
+    entry = next((entry_of(field) for key, field in walk() if key == path[0]), None)
+    names = list(entry.model_fields) if entry is not None else []
     close = similar(path[2], names, cutoff=0.6)
     return f'did you mean "{close[0]}"?' if close else f"remove it; the keys are {', '.join(names)}"
 

@@ -65,6 +65,26 @@ def submodel(field: FieldInfo) -> type[Section] | None:
     return None
 
 
+def entry_of(field: FieldInfo) -> type[Section] | None:
+    """The tables of a list of tables, such as ``[[hooks]]``; None for any other setting."""
+    kinds = get_args(field.annotation) if get_origin(field.annotation) is tuple else ()
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+
+
+def described(field: FieldInfo) -> str:
+    """What the setting means; of a list of tables also its keys."""
+    entry, text = entry_of(field), field.description or ""
+    return text if entry is None else f"{text}: {', '.join(entry.model_fields)}"
+
+
+def note_of(section: str) -> str:
+    """What the section is about: the first line of its text."""
+    model: type[Section] = Settings
+    for name in section.split("."):
+        model = submodel(model.model_fields[name]) or model
+    return (model.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+
 def walk(model: type[Section] = Settings) -> Iterator[tuple[str, FieldInfo]]:
     """Every leaf setting with its dotted name, sections in their order, plain keys first."""
     return ((key, field) for key, field in _leaves(model) if field.json_schema_extra != FIXED)

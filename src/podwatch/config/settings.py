@@ -8,6 +8,7 @@ import json
 import os
 import pwd
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -49,11 +50,9 @@ LAYOUTS = (
 
 HookEvent = Literal[
     "checkpoint", "published", "milestone", "finished", "ended", "started", "restarted", "incident", "gave-up",
-    "superseded", "preempted", "damaged",
+    "superseded", "preempted", "damaged", "check",
 ]  # fmt: skip
-NoticeTopic = Literal[
-    "findings", "restarts", "gave-up", "blocked", "disk", "store", "superseded", "preempted", "finished", "evaluation"
-]
+NoticeTopic = Literal["findings", "restarts", "gave-up", "needs-operator", "finished"]
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
@@ -78,7 +77,8 @@ def fixed(value: Any, description: str, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    """One table of the configuration. ``directory`` in the context of the validation makes relative paths absolute."""
+    """One table of the configuration. The first line of a section's text stands above it in every listing.
+    ``directory`` in the context of the validation makes relative paths absolute."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
@@ -90,6 +90,8 @@ class Section(BaseModel):
 
 
 class TrainerSettings(Section):
+    """The training that podwatch starts, watches and resumes (docs/layouts.md)."""
+
     layout: str = Field(
         "auto",
         json_schema_extra=REFUSED,
@@ -141,12 +143,7 @@ class TrainerSettings(Section):
     stop_grace: Duration = Field(30.0, json_schema_extra=LIVE, description="time from SIGTERM to SIGKILL")
     save_grace: Duration = Field(600.0, json_schema_extra=LIVE, description="the same during a save")
     logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
-    resume_attempts: int = Field(
-        2,
-        ge=1,
-        json_schema_extra=LIVE,
-        description="failed loads of a checkpoint before podwatch tries the previous one",
-    )
+    resume_attempts: int = fixed(2, "failed loads of a checkpoint before podwatch tries the previous one", ge=1)
     # VLLM_ENGINE_READY_TIMEOUT_S is 4200 s at prime-rl's HEAD.
     startup_patience: Duration = Field(
         70 * 60.0,
@@ -178,6 +175,8 @@ class TrainerSettings(Section):
 
 
 class GpuSettings(Section):
+    """GPU memory shows a silent death."""
+
     inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
     trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
     poll: Duration = fixed(2.0, "time between two reads of GPU memory", gt=0)
@@ -215,6 +214,8 @@ class GpuSettings(Section):
 
 
 class InferenceSettings(Section):
+    """The inference server corroborates a silent death or a hang."""
+
     urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
     timeout: Duration = fixed(2.0, "a slower answer counts as a timeout", gt=0)
     poll: Duration = fixed(5.0, "time between two reads of /health and /metrics", gt=0)
@@ -226,6 +227,8 @@ class InferenceSettings(Section):
 
 
 class HangSettings(Section):
+    """Training that is alive but makes no step (docs/detection.md)."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     # prime-rl waits up to 2 x 720 s for a weight update without any progress.
@@ -234,11 +237,7 @@ class HangSettings(Section):
         description="shortest time without a step that can be a hang; below 25m, other signals count sooner too",
     )
     # A step five times slower than the median is slow, not hung.
-    k: float = Field(
-        6.0,
-        ge=2,
-        description="a hang also needs this many median gaps between signs of progress",
-    )
+    k: float = fixed(6.0, "a hang also needs this many median gaps between signs of progress", ge=2)
 
 
 PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
@@ -248,34 +247,35 @@ STEP_FIELD = re.compile(r"\{step(?::0(\d)d?)?\}")
 
 
 class CustomLayoutSettings(Section):
-    """``layout = "custom"``: patterns are relative to output_dir; ``{step}`` is the number, with or without
-    leading zeros."""
+    """``layout = "custom"``: the table of a trainer, as layouts.toml has it. Patterns are relative to output_dir;
+    ``{step}`` is the number, with or without leading zeros."""
 
-    step_dir: str = Field(
-        "checkpoints/step_{step}",
-        description="path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt",
+    parts: dict[str, tuple[str, ...]] = Field(
+        {"checkpoint": ("checkpoints/step_{step}",)},
+        description="path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt; of several parts a table",
     )
-    required: tuple[str, ...] = Field((), description="globs in the step directory that must each match a file")
-    optional: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
-    ahead: tuple[str, ...] = Field(
+    require: tuple[str | tuple[str, ...], ...] = Field(
+        (), description="globs in the step directory that must each match a file; of a list inside, one must"
+    )
+    last: dict[str, tuple[str, ...]] = Field(
+        {}, description="glob of the file that the trainer writes last; or a table of it and the files that it follows"
+    )
+    not_part: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
+    also_ahead: tuple[str, ...] = Field(
         (), description="more paths with {step} to quarantine when they are ahead of the resume step"
     )
-    last: str = Field("", description="glob of the file that the trainer writes last")
-    step_line: str = Field("", description="regular expression of a step's log line; its first group is the number")
-    trainer_processes: tuple[str, ...] = Field(
-        (),
-        description="regular expressions for the trainer's command line",
+    table: dict[str, Any] = Field(
+        {}, description="any other key of a trainer's table in layouts.toml (docs/contributing.md)"
     )
-    orchestrator_processes: tuple[str, ...] = Field((), description="the same for the process that drives rollouts")
-    inference_processes: tuple[str, ...] = Field((), description="the same for the inference server")
-    engine_processes: tuple[str, ...] = Field(
-        (), description="the same for processes that hold the model's GPU memory, if the server does not"
+    step_line: str = Field("", description="regular expression of a step's log line; its first group is the number")
+    processes: dict[Literal["trainer", "orchestrator", "inference", "engine"], tuple[str, ...]] = Field(
+        {}, description="role of a process: regular expressions for its command line; engine: what holds the model"
     )
 
-    @field_validator("trainer_processes", "orchestrator_processes", "inference_processes", "engine_processes")
+    @field_validator("processes")
     @classmethod
-    def _says_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
+    def _say_something(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for pattern in [pattern for patterns in value.values() for pattern in patterns]:
             try:
                 matches_all = re.compile(pattern).search("") is not None
             except PATTERN_ERRORS as error:
@@ -284,12 +284,25 @@ class CustomLayoutSettings(Section):
                 raise ValueError(f"{pattern!r} matches every process")
         return value
 
-    @field_validator("step_dir")
+    @field_validator("parts", "last", mode="before")
     @classmethod
-    def _one_step(cls, value: str) -> str:
-        found = STEP_FIELD.findall(value)
-        if len(found) != 1 or value.count("{") != 1 or value.startswith("/") or ".." in value.split("/"):
-            raise ValueError("must be relative to output_dir and contain {step} exactly once")
+    def _one_entry(cls, value: object, info: ValidationInfo) -> object:
+        """A text alone stands for one entry: the path of a part, or a file that every other one must precede."""
+        if isinstance(value, str) and value:
+            value = {"checkpoint": value} if info.field_name == "parts" else {value: "*"}
+        if isinstance(value, Mapping):
+            return {name: [inner] if isinstance(inner, str) else inner for name, inner in value.items()}
+        return value or {}
+
+    @field_validator("parts")
+    @classmethod
+    def _one_step(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for path in [path for paths in value.values() for path in paths]:
+            found = STEP_FIELD.findall(path)
+            if len(found) != 1 or path.count("{") != 1 or path.startswith("/") or ".." in path.split("/"):
+                raise ValueError("must be relative to output_dir and contain {step} exactly once")
+        if not any(value.values()):
+            raise ValueError("must name the path of one step")
         return value
 
     @field_validator("step_line")
@@ -317,6 +330,8 @@ class CheckpointSettings(Section):
 
 
 class SyncSettings(Section):
+    """Copies of checkpoints outside this pod (docs/sync.md)."""
+
     store: str = Field(
         "",
         json_schema_extra=REFUSED,
@@ -333,7 +348,9 @@ class SyncSettings(Section):
         description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
     )
     # 47 GB are 470 objects; a kill loses at most this for each connection.
-    part_size: Size = Field(100_000_000, description="larger files are stored in pieces of this size; 5 MB to 5 GB")
+    part_size: Size = fixed(
+        100_000_000, "larger files are stored in pieces of this size", ge=5_000_000, le=5_000_000_000
+    )
     connections: int = Field(8, ge=1, le=64, description="parallel connections of an upload or a restore")
     max_rate: Size | None = Field(None, description="upload limit in bytes per second")
     upload_gap: Duration = fixed(0.0, "shortest time between the starts of two uploads", ge=0)
@@ -349,20 +366,12 @@ class SyncSettings(Section):
         description="number of newest checkpoints kept in the store",
     )
     keep_every: int = Field(10, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none")
-    optional_parts: Literal["milestones", "all", "none"] = Field(
-        "milestones",
-        description="checkpoints that are uploaded with parts that no resume needs (exported weights)",
-    )
     extra: tuple[str, ...] = Field(
         (),
         description='paths below output_dir to upload with milestones and the final checkpoint, such as ["final"]',
     )
     # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
-    extra_max: Size = Field(
-        100_000_000_000,
-        ge=0,
-        description="`extra` above this size is not uploaded",
-    )
+    extra_max: Size = fixed(100_000_000_000, "`extra` above this size is not uploaded", ge=0)
     artefacts: bool = Field(
         True,
         description="also upload configuration, ends of logs and incident bundles",
@@ -408,15 +417,10 @@ class SyncSettings(Section):
                 raise ValueError(f"{path!r} is inside another entry of the list")
         return clean
 
-    @field_validator("part_size")
-    @classmethod
-    def _part(cls, value: int) -> int:
-        if not 5_000_000 <= value <= 5_000_000_000:
-            raise ValueError("must be between 5MB and 5GB: no store takes more in one request")
-        return value
-
 
 class DiskSettings(Section):
+    """Disk space for the next checkpoint (docs/disk.md)."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     prune_above: Ratio = Field(
@@ -424,7 +428,7 @@ class DiskSettings(Section):
         description="podwatch deletes old checkpoints above this disk usage",
     )
     prune_to: Ratio = Field(0.75, description="... and stops at this disk usage")
-    margin: float = Field(1.1, ge=1.0, description="space kept free for the next save: its predicted size times this")
+    margin: float = fixed(1.1, "space kept free for the next save: its predicted size times this", ge=1.0)
     capacity: Size | None = Field(
         None, json_schema_extra=AT_START, description="real capacity, if an overlay shows the host's disk"
     )
@@ -441,6 +445,8 @@ class DiskSettings(Section):
 
 
 class RecoverySettings(Section):
+    """How often to restart, and how long to wait."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     budget_restarts: int = Field(
@@ -492,7 +498,9 @@ class RecoverySettings(Section):
 
 
 class NodesSettings(Section):
-    """One run over several nodes (docs/nodes.md): one podwatch on each, with `run --job`."""
+    """One run on several machines (docs/nodes.md).
+
+    One podwatch on each, with `run --job`."""
 
     rank: int | None = Field(
         None,
@@ -519,8 +527,9 @@ class NodesSettings(Section):
 
 
 class EndPodSettings(Section):
-    """``[end_pod]``: a command that ends this rented machine once nothing more is to be done on it
-    (docs/end-the-pod.md). Not used in job mode, where the engine ends it."""
+    """A command that ends the rented machine with the run (docs/end-the-pod.md).
+
+    Not used in job mode, where the engine ends it."""
 
     model_config = ConfigDict(json_schema_extra=LIVE)
 
@@ -549,10 +558,12 @@ _CHILD_NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 
 
 class HookSettings(Section):
-    """``[[hooks]]``: a command that podwatch runs after an event (docs/hooks.md)."""
+    """``[[hooks]]``: a command that podwatch runs after an event, or `podwatch check` (docs/hooks.md)."""
 
     name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    on: tuple[HookEvent, ...] = Field(..., min_length=1, description="events after which it runs")
+    on: tuple[HookEvent, ...] = Field(
+        ..., min_length=1, description="events after which it runs; check: by `podwatch check`"
+    )
     command: tuple[str, ...] = Field(..., description="argv, without a shell")
     cwd: Path | None = Field(None, description="working directory; default: that of training")
     env_file: Path | None = Field(
@@ -570,27 +581,10 @@ class HookSettings(Section):
         return _real_argv(value)
 
 
-class CheckSettings(Section):
-    """``[[checks]]``: a command that `podwatch check` runs (docs/hooks.md)."""
-
-    name: str = Field(..., pattern=_CHILD_NAME, description="lower-case name, unique")
-    command: tuple[str, ...] = Field(..., description="argv, without a shell")
-    cwd: Path | None = Field(None, description="working directory; default: that of training")
-    env_file: Path | None = Field(
-        None,
-        description="file with its NAME=value lines; mode 0600",
-    )
-    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
-    timeout: Duration = Field(60.0, gt=0, description="podwatch then ends it, and the check fails")
-
-    @field_validator("command", mode="before")
-    @classmethod
-    def _argv(cls, value: object) -> object:
-        return _real_argv(value)
-
-
 class EvaluationSettings(Section):
-    """``[evaluation]``: a command that evaluates checkpoints (docs/evaluation.md). Empty ``command``: none."""
+    """A command that evaluates checkpoints (docs/evaluation.md).
+
+    Empty ``command``: none."""
 
     command: tuple[str, ...] = Field(
         (),
@@ -598,32 +592,22 @@ class EvaluationSettings(Section):
     )
     every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
     every_steps: int = Field(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
-    milestones: bool = Field(False, description="evaluate the milestones (sync.keep_every)")
     at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
     gpus: Literal["none", "free", "stop-training"] = Field(
         "none",
         description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops',
     )
-    gpu_count: int = Field(1, ge=1, description='number of GPUs with gpus = "free"')
+    gpu_count: int = fixed(1, 'number of GPUs with gpus = "free"', ge=1)
     metric: str = Field(
         "",
         description='number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"',
     )
     lower_is_better: bool = Field(False, description="the metric is a loss or an error")
-    regression: Ratio = Field(
-        0.05,
-        ge=0,
-        description="report a result that is worse than the best by more than this share",
-    )
+    regression: Ratio = fixed(0.05, "report a result that is worse than the best by more than this share", ge=0)
     timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends it and all that it started")
-    coalesce: bool = Field(True, description="of several waiting checkpoints evaluate only the newest")
+    coalesce: bool = fixed(True, "of several waiting checkpoints evaluate only the newest")
     # A full disk costs training.
-    reserve: Size = Field(
-        5_000_000_000,
-        ge=0,
-        json_schema_extra=LIVE,
-        description="space that an evaluation must leave free besides the next save",
-    )
+    reserve: Size = fixed(5_000_000_000, "space that an evaluation must leave free besides the next save", ge=0)
     dir: Path | None = Field(
         None,
         description="place for outputs and fetched checkpoints, never under output_dir; default: below state_dir",
@@ -640,11 +624,12 @@ class EvaluationSettings(Section):
     def _argv(cls, value: object) -> object:
         return value if value in ((), []) else _real_argv(value)
 
-    def as_check(self, command: tuple[str, ...] = ()) -> "CheckSettings":
-        """This in the form of ``[[checks]]``, which the same code examines and starts. ``command``: with its
+    def as_hook(self, command: tuple[str, ...] = ()) -> HookSettings:
+        """This in the form of ``[[hooks]]``, which the same code examines and starts. ``command``: with its
         placeholders replaced."""
-        return CheckSettings(
+        return HookSettings(
             name="evaluation",
+            on=("check",),
             command=command or self.command,
             cwd=self.cwd,
             env_file=self.env_file,
@@ -691,6 +676,8 @@ class LogRuleSettings(Section):
 
 
 class TrainingHealthSettings(Section):
+    """Warnings about the health of the training itself."""
+
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
@@ -705,11 +692,15 @@ class TrainingHealthSettings(Section):
 
 
 class RecordSettings(Section):
+    """Recorded sensor data (docs/replay.md)."""
+
     enabled: bool = Field(True, description="record the sensor data for `podwatch replay`")
     max_size: Size = fixed(32_000_000, "size of all recordings; the oldest part is deleted first", ge=1_000_000)
 
 
 class HttpSettings(Section):
+    """The page (docs/page.md), health, status and metrics."""
+
     enabled: bool = Field(
         True,
         json_schema_extra=REFUSED,
@@ -740,28 +731,13 @@ class NotifySettings(Section):
         description='channels, each with its lowest severity: "critical https://..."; with a key: in urls_file',
     )
     urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
-    command_severity: Literal["info", "warning", "critical"] | None = Field(
-        None, description="lowest severity that command receives; default: as min_severity and events say"
-    )
     digest: Duration = Field(
         0.0,
         ge=0,
         description='time between two digests, such as "24h"; 0: none',
     )
     events: tuple[NoticeTopic, ...] = Field(
-        (
-            "findings",
-            "restarts",
-            "gave-up",
-            "blocked",
-            "disk",
-            "store",
-            "superseded",
-            "preempted",
-            "finished",
-            "evaluation",
-        ),
-        description="topics to send",
+        ("findings", "restarts", "gave-up", "needs-operator", "finished"), description="topics to send"
     )
     min_severity: Literal["warning", "critical"] = Field(
         "critical", description="lowest severity of a finding that is sent"
@@ -780,9 +756,9 @@ class NotifySettings(Section):
 
     @property
     def topics(self) -> frozenset[Topic]:
-        """The topics to send: ``findings`` includes ``blocked``."""
+        """The topics to send: ``findings`` includes ``needs-operator``."""
         chosen = frozenset(Topic(name) for name in self.events)
-        return chosen | {Topic.BLOCKED} if Topic.FINDINGS in chosen else chosen
+        return chosen | {Topic.NEEDS_OPERATOR} if Topic.FINDINGS in chosen else chosen
 
     @field_validator("digest")
     @classmethod
@@ -809,7 +785,9 @@ class NotifySettings(Section):
 
 
 class WandbSettings(Section):
-    """podwatch's own W&B run, written by a separate process (docs/notifications.md)."""
+    """Podwatch's own run in the training's W&B project.
+
+    Written by a separate process (docs/notifications.md)."""
 
     enabled: bool = Field(False, description="write podwatch's own W&B run; needs 90 MB of memory")
     project: str = Field("", description="W&B project; default: training's own")
@@ -831,13 +809,15 @@ class CostSettings(Section):
 
 
 class LogSettings(Section):
+    """Podwatch's own log."""
+
     format: Literal["auto", "console", "json", "journal"] = Field(
         "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
     )
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
 
 
-OperatorsCommand = HookSettings | CheckSettings | EvaluationSettings | NotifySettings | WandbSettings
+OperatorsCommand = HookSettings | EvaluationSettings | NotifySettings | WandbSettings
 """A section that has a ``user``."""
 
 
@@ -879,19 +859,11 @@ class Settings(Section):
     log_rules: tuple[LogRuleSettings, ...] = Field(
         (),
         json_schema_extra=LIVE,
-        description="tables with patterns for the trainer's logs: name, pattern, count, within, critical, "
-        "says, fix, supports",
+        description="tables with patterns for the trainer's logs",
     )
     hooks: tuple[HookSettings, ...] = Field(
         (),
-        description="tables with commands to run after an event (docs/hooks.md): name, on, command, cwd, "
-        "env_file, user, timeout, coalesce, retries",
-    )
-    checks: tuple[CheckSettings, ...] = Field(
-        (),
-        json_schema_extra=LIVE,
-        description="tables with commands that `podwatch check` runs (docs/hooks.md): name, command, cwd, "
-        "env_file, user, timeout",
+        description="tables with commands to run after an event, or by `podwatch check` (docs/hooks.md)",
     )
     evaluation: EvaluationSettings = EvaluationSettings()
     training: TrainingHealthSettings = TrainingHealthSettings()
@@ -909,9 +881,9 @@ class Settings(Section):
             raise ValueError("expected 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit")
         return value
 
-    @field_validator("hooks", "checks")
+    @field_validator("hooks")
     @classmethod
-    def _unique(cls, value: "tuple[HookSettings | CheckSettings, ...]") -> "tuple[HookSettings | CheckSettings, ...]":
+    def _unique(cls, value: tuple[HookSettings, ...]) -> tuple[HookSettings, ...]:
         names = [one.name for one in value]
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise ValueError(f"two of them have the name {twice!r}; each needs its own")

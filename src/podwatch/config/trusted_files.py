@@ -24,8 +24,6 @@ from podwatch.domain.errors import ConfigurationError
 MAX_BYTES: Final = 1 << 20
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE: Final = "move it to a directory that only root or you can write"
-_MOST_NAMES: Final = 400
-"""On one way, those of links included: a loop of links ends here."""
 
 
 def read_trusted(path: Path, what: str = "the configuration", *, secret: bool = False) -> str:
@@ -105,7 +103,7 @@ def _open_way(path: Path, what: str) -> int:
             return descriptor
 
         here = open_at("/")
-        for _ in range(_MOST_NAMES):
+        for _ in range(400):  # those of links included: a loop of links ends here
             if not pending:
                 return os.dup(here)
             shared = _check_directory(path, here, what)

@@ -29,8 +29,6 @@ from podwatch.domain.outcome import Outcome
 from podwatch.domain.snapshot import Desired
 
 DAY: Final = 86_400.0
-FIRST_PAUSE_SECONDS: Final = 60.0
-LONGEST_PAUSE_SECONDS: Final = 3600.0
 LOST: Final = "the provider's lists do not show it any more"
 MARK: Final = "podwatch controller: "
 """Begins the reason in a control.json that the controller wrote. What people wrote stays."""
@@ -270,7 +268,7 @@ def _too_soon(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | N
         if machine.bills and not machine.boot_failure:
             break
         count, last = count + 1, max(last, machine.requested_at)
-    pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(count - 1, 10))
+    pause = min(3600.0, 60.0 * 2.0 ** min(count - 1, 10))
     left = pause - (facts.now - last)
     if not count or left <= 0:
         return None

@@ -7,36 +7,23 @@ next turn compares the provider's list with the records.
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from podwatch.controller.configuration import LONGEST_CALL_SECONDS, ControllerConfiguration
 from podwatch.controller.decide import Action, Decision, control_wanted, decide
 from podwatch.controller.machines import Listing
 from podwatch.controller.observe import Facts, observe
-from podwatch.controller.provider import OutcomeUnknown, ProviderError
+from podwatch.controller.provider import OutcomeUnknown, ProviderCommand, ProviderError
 from podwatch.controller.records import Bill, ControllerRecords, MachineRecord, RecordFile
 from podwatch.controller.run_view import RunView
 from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
-from podwatch.store.interfaces import StoreClock
+from podwatch.system.clock import Clock
 
-MOST_ROUNDS = 12
-"""Further turns of one ``--once``."""
 AGAIN_SECONDS = 5.0
 FRESH_SECONDS = 60.0
 """Nothing is done on what was read longer ago: a frozen controller would take its own absence for the pod's."""
 RETRY_SECONDS = 60.0
 """Until the destruction of a machine that failed is tried again."""
-
-
-class Provider(Protocol):
-    """``ProviderCommand`` is one."""
-
-    def list(self, run_id: str) -> Listing: ...
-    def create(
-        self, run_id: str, generation: int, label: str, max_price: float, env: Mapping[str, str]
-    ) -> tuple[str, float]: ...
-    def destroy(self, machine: str, label: str) -> None: ...
 
 
 @dataclass
@@ -47,8 +34,8 @@ class Controller:
     view: RunView
     file: RecordFile
     records: ControllerRecords
-    providers: Mapping[str, Provider]
-    clock: StoreClock
+    providers: Mapping[str, ProviderCommand]
+    clock: Clock
     act: bool = True
     parallel: bool = True
     _failed: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -174,7 +161,7 @@ def _done(decision: Decision, result: str, code: ExitCode = ExitCode.OK, next_tu
 def once(controller: Controller, sleep: Callable[[float], None], report: Callable[[Decision], None]) -> ExitCode:
     """Take turns until nothing is left to do now. Returns the exit code of the last one."""
     report(decision := controller.turn())
-    for _ in range(MOST_ROUNDS):
+    for _ in range(12):  # at most so many more turns
         if not decision.soon:
             break
         sleep(decision.next_turn)

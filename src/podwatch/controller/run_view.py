@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 from podwatch.domain.document import At, Document, Label, RunId, Whole
 from podwatch.domain.errors import ExitCode, IntegrityError, RemoteError
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS, Beat, Control, Heartbeat, read_control
-from podwatch.store.interfaces import StoreClock, read_or_none
+from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectTooLarge
-from podwatch.store.runs.reading import ReadableStore, newest_claim, read_heartbeat, store_time
+from podwatch.store.runs.reading import newest_claim, read_heartbeat, store_time
 from podwatch.store.verdict import read_verdict
+from podwatch.system.clock import Clock
 
 WATCH_GAP_SECONDS = 150.0
 """Between two complete looks that watch one heartbeat. In a longer gap the store may have been away."""
-ANOTHERS_SECONDS = 900.0
-"""A controller whose claim is older has ended."""
-RENEW_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +61,9 @@ class RunSeen:
 
 @dataclass(slots=True)
 class RunView:
-    store: ReadableStore
+    store: Objects
     keys: RunKeys
-    clock: StoreClock
+    clock: Clock
     controller: str
     wait: float = CLAIM_WAIT_SECONDS
     """From this controller's claim until it may request a machine: another's claim has arrived by then."""
@@ -143,10 +142,10 @@ class RunView:
         ours = found is not None and found.controller == self.controller
         if not ours:
             self._claimed_at = None
-        if found is not None and not ours and age < ANOTHERS_SECONDS:
+        if found is not None and not ours and age < 900.0:  # an older one has ended
             return found.host or found.controller, found.number
         claimed = found.number if found is not None else 0
-        due = self._claimed_at is None or self.clock.boottime() - self._renewed_at >= RENEW_SECONDS
+        due = self._claimed_at is None or self.clock.boottime() - self._renewed_at >= 300.0
         if claims and (due or claimed < number):
             self._put(max(number, claimed), now)
         return "", claimed

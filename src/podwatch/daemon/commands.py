@@ -171,7 +171,7 @@ class Commands:
                 looked = await self._parts.checkpoints.worker.call(self._parts.checkpoints.catalogue.inspect, step)
             except HostError:
                 continue  # the trainer removed it since
-            answers.append(inspection_document(step, looked.problems, looked.notes, looked.files))
+            answers.append(inspection_document(step, looked.reasons, looked.notes, looked.checked))
         return {"steps": answers}
 
     async def sync(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from podwatch.checkpoints.file_events import Watcher
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
-from podwatch.checkpoints.trainers import Layout
 from podwatch.config.settings import Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts
 from podwatch.daemon.backup.run_side import WandbIds
@@ -27,12 +28,7 @@ from podwatch.journal import AsyncJournal
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.recovery import Recovery
 from podwatch.recovery.run_file import RunFile
-from podwatch.sensors.disk import DiskSensor, DisksSensor
-from podwatch.sensors.gpu import GpuReader, GpuSensor
-from podwatch.sensors.inference import Servers
-from podwatch.sensors.match_log_rules import LogRulesSensor
-from podwatch.sensors.processes import ProcessSensor
-from podwatch.sensors.progress import PingInbox, ProgressSensor
+from podwatch.sensors.gpu import GpuReader
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files_clock import FilesClock
@@ -116,21 +112,6 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensing:
-    """The sensors, those by name that others ask too."""
-
-    sensors: Sensors
-    gpus: GpuSensor
-    disk: DiskSensor
-    disks: DisksSensor
-    processes: ProcessSensor
-    progress: ProgressSensor
-    log_rules: LogRulesSensor
-    inbox: PingInbox
-    servers: Servers
-
-
-@dataclass(frozen=True, slots=True)
 class Training:
     """The trainer, and what its starts use. ``environment`` is that of a start."""
 
@@ -163,7 +144,7 @@ class Components:
 
     run: Run
     checkpoints: Checkpoints
-    sensing: Sensing
+    sensing: Sensors
     training: Training
     recovery: Recovery
     store: Store

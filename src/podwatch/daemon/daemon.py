@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from podwatch import __version__
-from podwatch.checkpoints.layout import counts_saves
 from podwatch.config.last_good import save_last_good
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon import status_view
@@ -134,7 +133,7 @@ async def build_daemon(
     await parts.checks.look()
     memory = Remembered(journal)
     await memory.load()
-    accountant = Accountant(journal, host.clock, host.bus, counted=not counts_saves(parts.run.layout))
+    accountant = Accountant(journal, host.clock, host.bus, counted=not parts.run.layout.counts_saves)
     await accountant.load()
     kept = await journal.run(Journal.learned, LEARNED, {})
     learned = Learned.kept(kept) or Learned()
@@ -247,7 +246,7 @@ class Daemon:
         parts = self._parts
         if parts.settings.mode == "act":
             await parts.deletion.worker.call(parts.deletion.remover.sweep_trash)
-        await parts.sensing.sensors.start()
+        await parts.sensing.start()
         await self._host.disk.call(parts.checkpoints.watcher.start)
         await self._loops.guarding.look()
         end = self._host.clock.monotonic() + FIRST_LOOK_SECONDS
@@ -437,7 +436,7 @@ class Daemon:
         if self._notifying is not None:
             await briefly(self._notifying.farewell(budget.seconds(FAREWELL_SECONDS)), budget.seconds(usual))
         await briefly(self._endpoints.close(), budget.seconds(usual))
-        await briefly(parts.sensing.sensors.stop(), budget.seconds(usual))
+        await briefly(parts.sensing.stop(), budget.seconds(usual))
         await briefly(self._host.disk.call(parts.checkpoints.watcher.stop), budget.seconds(usual))
         await briefly(parts.training.launcher.close(), budget.seconds(usual))
         if self._recorder is not None:

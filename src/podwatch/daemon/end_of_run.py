@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from podwatch.config.settings import RecoverySettings
-from podwatch.daemon.backup.backup import Unstored
+from podwatch.daemon.backup.upload_queue import Unstored
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host

@@ -21,7 +21,6 @@ from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.lease import LeaseAction
-from podwatch.domain.run import IntentKind, IntentState
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
 from podwatch.journal import Journal
@@ -87,8 +86,6 @@ class PodEnder:
         if not self.wants(end.outcome):
             return
         tries = await self._tries(end)
-        for intent in await self._journal.run(Journal.open_intents, IntentKind.END_POD):
-            await self._journal.run(Journal.settle, intent.id, IntentState.UNDONE, "podwatch ended meanwhile")
         said = ""
         while tries < settings.tries and self._stands(end):
             if self._recovery.context.paused:
@@ -122,13 +119,10 @@ class PodEnder:
         return known.tries if known is not None and known.end == end.id else 0
 
     async def _try(self, end: PodEnd, number: int) -> str:
-        """Run it once; returns why it failed, empty if it succeeded. Counted and journaled before it runs."""
+        """Run it once; returns why it failed, empty if it succeeded. Counted on the disk before it runs."""
         settings = self._config.settings.end_pod
         try:
-            tried = Tried(end.id, number).to_json()
-            await self._journal.run(Journal.learn, TRIED, tried)
-            data = {**tried, "outcome": str(end.outcome), "stored": end.stored}
-            intent = await self._journal.run(Journal.open_intent, IntentKind.END_POD, data)
+            await self._journal.run(Journal.record, TRIED, Tried(end.id, number).to_json())
         except HostError as error:
             return f"it cannot be recorded: {error}"
         stored = "everything is stored" if end.stored else "NOT everything is stored"
@@ -138,8 +132,6 @@ class PodEnder:
             Severity.WARNING,
         )
         failed = await self._run(end)
-        state = IntentState.FAILED if failed else IntentState.DONE
-        await self._journal.run(Journal.settle, intent.id, state, failed)
         if failed:
             self._say(f"[end_pod] command failed: {failed}", Severity.WARNING)
         return failed

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.checkpoints.trainers import kind_of
+from podwatch.checkpoints.trainers import trainer_named
 from podwatch.daemon.components import Components
 from podwatch.daemon.hooks import FACTS_SECONDS, checkpoint_facts, facts_of
 from podwatch.daemon.host_and_endpoints import Host
@@ -48,7 +48,7 @@ class PodSite:
             return None
         layout = self._parts.run.layout
         about = await self._worker.call(facts_of, layout, found, timeout=FACTS_SECONDS)
-        return found.save_id, {**about, "layout": layout.name, "note": kind_of(layout.name).weights.note}
+        return found.save_id, {**about, "layout": layout.name, "note": trainer_named(layout.name).weights.note}
 
     async def fetch(self, step: int, to: Path) -> tuple[str, Mapping[str, Any]]:
         restore, layout = self._restore, self._parts.run.layout
@@ -57,7 +57,7 @@ class PodSite:
         await self._room_for(step, to)
         report = await restore.fetch_to(to, step)
         parts = {Path(path).name: path for path in (*report.parts, *report.exports.parts)}
-        known = kind_of(layout.name).weights
+        known = trainer_named(layout.name).weights
         base = report.parts[0] if report.parts else ""
         inside = [Path(base) / p.replace("{step}", str(step)) for p in known.places if base and not p.startswith("..")]
         places = [Path(path) for name, path in parts.items() if name == "weights"] + inside
@@ -80,7 +80,7 @@ class PodSite:
         free = await self._worker.call(_free, to, timeout=DISK_SECONDS)
         if free is not None and free < size + self._parts.settings.evaluation.reserve:
             gb = f"{free / 1e9:.1f} GB are free, the checkpoint needs {size / 1e9:.1f} GB"
-            fix = "set [evaluation] dir to a larger disk, or [evaluation] reserve"
+            fix = "set [evaluation] dir to a larger disk"
             raise NoRoom(f"no space to fetch step {step} from the store: {gb}", where=str(to), fix=fix)
 
     def local(self) -> Sequence[tuple[int, str]]:
@@ -180,7 +180,7 @@ async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, co
     if parts.backup is not None:
         restore = make_restore(settings, run, parts.backup, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
-    what, fix = await worker.call(problem_of, settings.evaluation.as_check(), settings, os.environ)
+    what, fix = await worker.call(problem_of, settings.evaluation.as_hook(), settings, os.environ)
     if what:
         host.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)
     evaluations = Evaluations(desk, PodSite(parts, loops, place, restore))

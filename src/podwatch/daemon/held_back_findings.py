@@ -1,7 +1,7 @@
 """Checkpoints that podwatch holds back: the evidence, the findings, and the operator's decisions.
 
 Two reasons: a second trainer in the same output_dir can have written them (``TwoWriters``), or training of this run
-cannot have reached their step number (``Implausible``; the rule is in ``policy.implausible_steps``). Both keep what
+cannot have reached their step number (``Implausible``, by ``checkpoints.implausible_steps``). Both keep what
 they know in the journal, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back
 before.
 
@@ -13,18 +13,19 @@ import os
 import pwd
 from dataclasses import dataclass, replace
 
-from podwatch.checkpoints.known_checkpoints import HeldBack
-from podwatch.checkpoints.layout import Layout, StepSeen
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.implausible_steps import StepEvidence
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.second_writer import Beside, Span, follow
+from podwatch.checkpoints.shapes import StepSeen
 from podwatch.config.settings import TrainerSettings
-from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete
+from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.document import Document, Many
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run_state import RunState
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
-from podwatch.incidents import scrub
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.implausible_steps import NO_TRAINING, StepEvidence
-from podwatch.policy.second_writer import Beside, Span, follow
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.trainers import kind_of
+from podwatch.checkpoints.trainers import trainer_named
 from podwatch.daemon.components import Components
 from podwatch.daemon.host_and_endpoints import Host
 from podwatch.domain.checkpoint import CheckpointSet
@@ -34,7 +34,7 @@ def facts_of(layout: Layout, found: CheckpointSet | None) -> dict[str, Any]:
     if found is None:
         return {}
     required = [part for part in found.parts if part.required] or list(found.parts)
-    known = kind_of(layout.name).weights
+    known = trainer_named(layout.name).weights
     paths = layout.step_paths(found.step)
     places = [paths[0] / place.replace("{step}", str(found.step)) for place in known.places] if paths else []
     weights = next((place for place in places if place.is_dir()), None)

@@ -99,7 +99,7 @@ class Endpoints:
         self._emit.say(EventName.SENSOR_CHANGED, text, Severity.WARNING)
 
     async def _write_endpoint(self, endpoint: Endpoint) -> None:
-        await self._write(partial(write_endpoint, self._parts.run.paths.runtime, endpoint))
+        await self._write(partial(write_endpoint, self._parts.run.paths.runtime, endpoint, self._parts.run.paths.state))
 
     async def _write(self, write: "partial[None]") -> None:
         try:

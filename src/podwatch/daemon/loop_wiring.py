@@ -40,14 +40,14 @@ def make_loops(parts: Components, *, learned: Learned, announced: Announced) -> 
     """Build the loops; starts nothing."""
     policies = parts.run.config.policies
     sensing = SensingLoop(
-        parts.sensing.sensors,
+        parts.sensing,
         partial(observe, parts),
         clock=parts.run.clock,
         poll=parts.settings.gpu.poll,
         policies=policies,
         state=initial(policies, learned.for_run(*about_run(parts))),
         emit=parts.run.emit,
-        hurried=parts.sensing.processes.engine_ended,
+        hurried=parts.sensing.trainer.engine_ended,
     )
     pruner = _pruner(parts, lambda: as_of_now(parts, sensing.snapshot, sensing.state.learned))
     guarding = CheckpointLoop(
@@ -74,7 +74,7 @@ def _pruner(parts: Components, facts: Callable[[], Facts]) -> Pruner:
         records=parts.checkpoints.catalogue.records,
         rescan=parts.checkpoints.rescans.wake,
         abandon=_nothing_uploads if backup is None else backup.abandon,
-        refresh_disk=parts.sensing.disk.refresh,
+        refresh_disk=parts.sensing.disk.wake,
         remover=parts.deletion.remover,
         measurements=parts.checkpoints.measurements,
         worker=parts.deletion.worker,

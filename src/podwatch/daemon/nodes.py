@@ -40,7 +40,8 @@ from podwatch.domain.nodes import (
     parse_report,
 )
 from podwatch.domain.run import Mutation
-from podwatch.incidents import decisive, scrub
+from podwatch.domain.secrets import scrub
+from podwatch.journal.explaining_line import decisive
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import JobEnd, Outcome
 from podwatch.policy.nodes import (
@@ -650,7 +651,7 @@ class OwnNode:
     async def confirm(self) -> int:
         if self._backup is None:
             raise HostError("rank 0 has no store, so it cannot know whether it holds the run")
-        return await self._backup.confirm()
+        return (await self._backup.lease.confirm()).generation
 
 
 def own_place(settings: Settings) -> Place | None:

@@ -244,12 +244,9 @@ class Notifying:
     async def push(self, view: DaemonView) -> None:
         """Log one row of metrics to podwatch's own W&B run, if configured."""
         if self.wandb is not None:
-            incidents = await self._journal.run(Journal.incidents, INCIDENTS_COUNTED)
-            known = [i.lost_steps for i in incidents if i.lost_steps is not None]
-            lost = sum(known) if len(known) == len(incidents) else None
-            from podwatch.reporting.wandb import metrics_of
+            from podwatch.reporting.metrics import for_wandb
 
-            await self.wandb.push(metrics_of(view, lost_steps=lost))
+            await self.wandb.push(for_wandb(view))
 
     async def digest(self, view: DaemonView, run: "StoreJobs | None" = None) -> None:
         """Send a digest if one is due. The time is kept before it is sent, here and for the other pods of the run: a
@@ -336,9 +333,7 @@ def channels_of(settings: Settings, urls: Sequence[str]) -> "tuple[Channel, ...]
         return by_url
     if settings.outranks_training(notify):
         check_command(notify.command, Path("/"), os.environ.get("PATH"))
-    least = None if notify.command_severity is None else Severity(notify.command_severity)
-    user = settings.user_of(notify)
-    return (CommandChannel(notify.command, notify.timeout, least=least, user=user), *by_url)
+    return (CommandChannel(notify.command, notify.timeout, user=settings.user_of(notify)), *by_url)
 
 
 async def make_notifying(

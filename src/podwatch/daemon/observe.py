@@ -11,7 +11,7 @@ from podwatch.domain.snapshot import CheckpointMark, Snapshot
 def observe(parts: Components, learned: Learned) -> Facts:
     """The facts with the newest readings of all sensors. On the event loop only."""
     catalogue = parts.checkpoints.catalogue
-    pod = parts.sensing.sensors.look(
+    pod = parts.sensing.look(
         parts.run.clock,
         saving=catalogue.saving,
         desired=parts.recovery.context.judged,

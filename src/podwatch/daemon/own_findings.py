@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.checkpoints.layout import SAVES, Concern
+from podwatch.checkpoints.shapes import SAVES, Concern
 from podwatch.detection.blind_sensors import STALL_SHOWN_SECONDS
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity

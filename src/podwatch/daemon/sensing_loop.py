@@ -14,19 +14,19 @@ from podwatch.domain.finding import Finding, Severity
 from podwatch.domain.snapshot import (
     CheckpointMark,
     Desired,
-    DiskSample,
-    GpuSample,
-    HostSample,
-    InferenceSample,
-    LogMatch,
-    ProgressSample,
     Reading,
     SensorState,
     Snapshot,
-    TrainerSample,
-    TrainingMetrics,
 )
-from podwatch.sensors.base import Sensor, Wakeable
+from podwatch.sensors.base import Sensor
+from podwatch.sensors.disk import DiskSensor, DisksSensor
+from podwatch.sensors.gpu import GpuSensor
+from podwatch.sensors.host import HostSensor
+from podwatch.sensors.inference import InferenceSensor
+from podwatch.sensors.match_log_rules import LogRulesSensor
+from podwatch.sensors.processes import ProcessSensor
+from podwatch.sensors.progress import ProgressSensor
+from podwatch.sensors.training_metrics import TrainingSensor
 from podwatch.system.clock import Clock, until_beat
 
 LAG = 0.05
@@ -43,46 +43,38 @@ LATE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Sensors:
-    """All sensors of one daemon."""
+    """All sensors of one daemon, by the names of their fields in ``Snapshot``."""
 
-    gpus: Sensor[tuple[GpuSample, ...]]
-    trainer: Sensor[TrainerSample]
-    disk: Sensor[DiskSample]
-    inference: Sensor[tuple[InferenceSample, ...]]
-    progress: Sensor[tuple[ProgressSample, ...]]
-    host: Sensor[HostSample]
-    logs: Sensor[tuple[LogMatch, ...]]
-    training: Sensor[tuple[TrainingMetrics, ...]]
-    disks: Sensor[tuple[DiskSample, ...]]
+    gpus: GpuSensor
+    trainer: ProcessSensor
+    disk: DiskSensor
+    inference: InferenceSensor
+    progress: ProgressSensor
+    host: HostSensor
+    logs: LogRulesSensor
+    training: TrainingSensor
+    disks: DisksSensor
 
     def all(self) -> Mapping[str, Sensor[Any]]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def look(self, clock: Clock, *, saving: bool, desired: Desired, checkpoint: CheckpointMark) -> Snapshot:
         """A snapshot of the newest reading of each sensor. Never blocks."""
+        readings: dict[str, Any] = {name: sensor.latest() for name, sensor in self.all().items()}
         return Snapshot(
             at=clock.monotonic(),
             wall=clock.wall(),
-            gpus=self.gpus.latest(),
-            trainer=self.trainer.latest(),
-            disk=self.disk.latest(),
-            inference=self.inference.latest(),
-            progress=self.progress.latest(),
-            host=self.host.latest(),
-            logs=self.logs.latest(),
-            training=self.training.latest(),
-            disks=self.disks.latest(),
             checkpoint=checkpoint,
             saving=saving,
             desired=desired,
             boot_at=clock.boottime(),
+            **readings,
         )
 
     def wake(self) -> None:
         """Poll the sensors that show the death of an engine now."""
         for sensor in (self.gpus, self.trainer, self.inference, self.progress):
-            if isinstance(sensor, Wakeable):
-                sensor.wake()
+            sensor.wake()
 
     async def start(self) -> None:
         for sensor in self.all().values():

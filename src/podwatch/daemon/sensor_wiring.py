@@ -8,7 +8,7 @@ from pathlib import Path
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.trainers import trainer_logs
 from podwatch.config.settings import Settings
-from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run, Sensing
+from podwatch.daemon.components import LEARNED, READ_SO_FAR, Checkpoints, Run
 from podwatch.daemon.held_back_findings import believed_progress
 from podwatch.daemon.sensing_loop import Sensors
 from podwatch.detection.learned import Learned
@@ -18,22 +18,21 @@ from podwatch.journal import Journal
 from podwatch.sensors.disk import DiskSensor, DisksSensor
 from podwatch.sensors.gpu import WAIT, GpuReader, GpuSensor, NvmlReader
 from podwatch.sensors.host import HostSensor
-from podwatch.sensors.inference import InferenceSensor, Servers
+from podwatch.sensors.inference import InferenceSensor
 from podwatch.sensors.log_tail import Sources, StepLines
 from podwatch.sensors.match_log_rules import LogRulesSensor
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.sensors.progress import POLL as PROGRESS_POLL
 from podwatch.sensors.progress import PingInbox, ProgressSensor
 from podwatch.sensors.read_step_lines import StepReader
-from podwatch.sensors.server_discovery import ServerFinder
-from podwatch.sensors.training_metrics import MetricReader, TrainingSensor
+from podwatch.sensors.training_metrics import FIGURES_GLOBS, MetricReader, TrainingSensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.trainer.process_roles import RolePatterns
 
 
 def build_sensing(
     settings: Settings, run: Run, checkpoints: Checkpoints, log_path: Path, gpu_reader: GpuReader | None
-) -> Sensing:
+) -> Sensors:
     clock, poll, gpu = run.clock, settings.gpu.poll, settings.gpu
     catalogue, measurements = checkpoints.catalogue, checkpoints.measurements
     xids = XidInbox(clock)
@@ -49,36 +48,19 @@ def build_sensing(
     )
     disks = DisksSensor(partial(_places, settings, catalogue), clock)
     log_rules = LogRulesSensor(clock, run.config.policies.log_rules)
-    metrics = TrainingSensor(
-        clock,
-        settings.trainer.output_dir,
-        MetricReader(trainer_logs(settings)),
-        metrics_file=settings.training.metrics_file,
-    )
-    inbox = PingInbox(clock)
-    progress = _progress(settings, run, catalogue, inbox, log_path, (log_rules, metrics))
+    metrics = TrainingSensor(clock, MetricReader(trainer_logs(settings)))
+    progress = _progress(settings, run, catalogue, log_path, (log_rules, metrics))
     processes = ProcessSensor(clock, poll=poll, logs=progress, roles=_roles(settings))
-    servers, addresses = _inference(settings, run, processes)
-    return Sensing(
-        sensors=Sensors(
-            gpus=gpus,
-            trainer=processes,
-            disk=disk,
-            inference=servers,
-            progress=progress,
-            host=HostSensor(clock, trainer=processes, xids=xids),
-            logs=log_rules,
-            training=metrics,
-            disks=disks,
-        ),
+    return Sensors(
         gpus=gpus,
+        trainer=processes,
         disk=disk,
-        disks=disks,
-        processes=processes,
+        inference=_inference(settings, run, processes),
         progress=progress,
-        log_rules=log_rules,
-        inbox=inbox,
-        servers=addresses,
+        host=HostSensor(clock, trainer=processes, xids=xids),
+        logs=log_rules,
+        training=metrics,
+        disks=disks,
     )
 
 
@@ -86,39 +68,32 @@ def _progress(
     settings: Settings,
     run: Run,
     catalogue: Catalogue,
-    inbox: PingInbox,
     log_path: Path,
-    taps: tuple[LogRulesSensor, TrainingSensor],
+    readers: tuple[LogRulesSensor, TrainingSensor],
 ) -> ProgressSensor:
     trainer, layout, poll = settings.trainer, run.layout, settings.gpu.poll
+    metrics_file = settings.training.metrics_file  # can be relative to output_dir
     target, custom = run.config.policies.max_steps, _step_line(settings)
     lines = StepLines(trainer_logs(settings))
     progress = ProgressSensor(
         run.clock,
         lambda: believed_progress(layout.progress(), catalogue.sets),
         logs=Sources(trainer.output_dir, trainer.logs or layout.log_globs(), (log_path,)),
-        inbox=inbox,
+        inbox=PingInbox(run.clock),
         finish_lines=layout.finish_lines,
         poll=max(poll, min(2 * poll, PROGRESS_POLL)),
-        taps=taps,
+        readers=readers,
+        figures=Sources(trainer.output_dir, (metrics_file,) if metrics_file else FIGURES_GLOBS),
         steps=lambda: StepReader(lines, target=target, custom=custom),
     )
     progress.recall(run.journal.sync.learned(READ_SO_FAR))
     return progress
 
 
-def _inference(settings: Settings, run: Run, processes: ProcessSensor) -> tuple[InferenceSensor, Servers]:
+def _inference(settings: Settings, run: Run, processes: ProcessSensor) -> InferenceSensor:
     inference, before = settings.inference, _learned(run.journal.sync)
     known = (before.start_id, before.servers)
-    finder = ServerFinder(run.clock, processes, timeout=inference.timeout, known=known)
-    sensor = InferenceSensor(
-        inference.urls,
-        run.clock,
-        timeout=inference.timeout,
-        poll=inference.poll,
-        finder=finder,
-    )
-    return sensor, Servers(sensor, before.servers)
+    return InferenceSensor(inference.urls, run.clock, inference.timeout, inference.poll, trainer=processes, known=known)
 
 
 def _places(settings: Settings, catalogue: Catalogue) -> dict[str, Path]:
@@ -152,10 +127,4 @@ def _roles(settings: Settings) -> RolePatterns:
     custom = settings.checkpoints.custom
     if custom is None or settings.trainer.layout not in ("custom", "auto"):
         return RolePatterns({})
-    patterns = {
-        ProcessRole.TRAINER: custom.trainer_processes,
-        ProcessRole.ORCHESTRATOR: custom.orchestrator_processes,
-        ProcessRole.INFERENCE: custom.inference_processes,
-        ProcessRole.ENGINE: custom.engine_processes,
-    }
-    return RolePatterns(patterns)
+    return RolePatterns({ProcessRole(role): patterns for role, patterns in custom.processes.items()})

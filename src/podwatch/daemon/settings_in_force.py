@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from podwatch.checkpoints.command_table import command_of
-from podwatch.checkpoints.layout import Concern
+from podwatch.checkpoints.prime_rl import steps_in_use
+from podwatch.checkpoints.shapes import Concern
 from podwatch.checkpoints.trainers import site_of, trainer_logs
-from podwatch.checkpoints.trainers.prime_rl_run import steps_in_use
 from podwatch.config.loading import ETC
 from podwatch.config.settings import HttpSettings, Policies, Settings
 from podwatch.config.trusted_files import read_trusted

@@ -196,7 +196,7 @@ class LastWords:
     async def last_checkpoint(self) -> None:
         """Returns once the newest complete checkpoint is in the store, or it is certain that it cannot be stored."""
         backup = self._parts.backup
-        while backup is not None and backup.decision.act in (LeaseAction.HOLD, LeaseAction.SETTLE):
+        while backup is not None and backup.lease.decision.act in (LeaseAction.HOLD, LeaseAction.SETTLE):
             try:
                 await backup.sync_now()
                 return

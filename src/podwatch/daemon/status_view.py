@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podwatch import __version__
-from podwatch.checkpoints.layout import counts_saves
 from podwatch.config.settings import Policies
 from podwatch.daemon.backup_findings import cannot_be_used
 from podwatch.daemon.components import Components
@@ -178,7 +177,7 @@ class StatusSource:
                 recovery.resumed_step,
                 sync.last_step,
                 unread=sync.unread,
-                saves_counted=counts_saves(parts.run.layout),
+                saves_counted=parts.run.layout.counts_saves,
             ),
             target_step=parts.run.config.policies.max_steps,
             trainer_changed_at=state.changed_at,
@@ -230,7 +229,7 @@ class StatusSource:
         return await self.books.history.last_day(self._parts.run.clock.wall())
 
     def ping(self, role: str) -> None:
-        self._parts.sensing.inbox.ping(role)
+        self._parts.sensing.progress.inbox.ping(role)
 
     def live(self) -> tuple[bool, str]:
         return self._loops.sensing.alive()

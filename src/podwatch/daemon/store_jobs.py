@@ -78,7 +78,7 @@ class StoreJobs:
     def ask(self) -> None:
         """Check now whether this pod holds the run: a start of training waits for the answer."""
         if self._backup is not None:
-            self._backup.ask()
+            self._backup.lease.start()
 
     async def begin(self, jobs: Jobs, tasks: BackgroundTasks) -> None:
         backup = self._backup
@@ -96,9 +96,9 @@ class StoreJobs:
         """Beat at once each time this pod becomes the holder of the run: other pods read the heartbeat."""
         assert self._backup is not None
         while True:
-            await self._backup.until_speaking(True)
+            await self._backup.lease.until_speaking(True)
             await self.beat()
-            await self._backup.until_speaking(False)
+            await self._backup.lease.until_speaking(False)
 
     def turn(self, snapshot: Snapshot) -> None:
         """Request a heartbeat at once if phase, desired state or progress changed since the last turn; pins are then
@@ -134,12 +134,12 @@ class StoreJobs:
 
     def _take_over(self) -> None:
         """What the pod before knew of the run: what it cost, and when its last digest was sent."""
-        beat = None if self._backup is None else self._backup.earlier_beat
+        beat = None if self._backup is None else self._backup.lease.earlier_beat
         if self._backup is None or beat is None:
             return
         if beat.mark != self._accounted:
             self._accounted = beat.mark
-            self._status.books.accountant.take_over(beat.said.account, self._backup.claimed)
+            self._status.books.accountant.take_over(beat.said.account, self._backup.lease.claimed)
         wall = beat.said.digest_wall
         if (
             wall is not None and wall <= self._parts.run.clock.wall()
@@ -159,7 +159,7 @@ class StoreJobs:
         if self._parts.store.elsewhere:
             return False
         backup = self._backup
-        return backup is None or backup.may_upload or (known and backup.refused_lately)
+        return backup is None or backup.lease.may_upload or (known and backup.lease.error is not None)
 
     @property
     def digest_wall(self) -> float | None:

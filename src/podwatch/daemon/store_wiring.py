@@ -5,18 +5,13 @@ from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.config.settings import Settings
-from podwatch.daemon.backup.backup import Backup, StoreParts
+from podwatch.daemon.backup.backup import Backup
 from podwatch.daemon.backup.connection import StoreConnection
 from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.ownership import LeaseKeeper
-from podwatch.daemon.backup.removal import StoreRetention
 from podwatch.daemon.backup.run_side import TAKE_OVER, RunSide, WandbIds, this_pod
-from podwatch.daemon.backup.stock import Stock
-from podwatch.daemon.backup.uploads import Uploads
 from podwatch.daemon.state_check import Exits
 from podwatch.disk.next_save import median_gap
 from podwatch.sensors.processes import ProcessSensor
-from podwatch.store.inventory import SaveKey
 from podwatch.store.lease import Lease
 from podwatch.store.lease_rules import LeaseTiming
 from podwatch.store.objects.directory import is_on_file_system_of
@@ -49,17 +44,11 @@ def make_backup(
         me, connection.keys, clock, side, timing_of(settings), take_over=bool(take_over),
         stands_by=choices.job is not None,
     )  # fmt: skip
-    stock = Stock(connection.keys, catalogue.records, side.identity, settings.sync.keep_every)
     outbox = Outbox(run.paths.state / "sent", run.workspace, settings.disk.margin)
-    named = dict[SaveKey, float]()
-    parts = StoreParts(
-        connection, lease, LeaseKeeper(lease, connection, clock, side), named, stock, outbox,
-        Uploads(settings, connection, outbox),
-        StoreRetention(settings.sync, connection, side, stock, lease, named, clock),
-    )  # fmt: skip
     return Backup(
-        settings, side, catalogue, run.journal, clock, parts, save_gap=lambda: median_gap(catalogue.records.all)
-    )
+        settings, side, catalogue, run.journal, clock, connection, lease, outbox,
+        save_gap=lambda: median_gap(catalogue.records.all),
+    )  # fmt: skip
 
 
 def timing_of(settings: Settings) -> LeaseTiming:

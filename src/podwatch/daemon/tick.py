@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.layout import PATTERN, counts_saves
+from podwatch.checkpoints.shapes import PATTERN
 from podwatch.checkpoints.trainers import restart_concerns
 from podwatch.config.loading import LoadedSettings, load_settings
 from podwatch.config.reload_limits import refused_by_reload, waits_for_restart
@@ -131,7 +131,7 @@ class Findings:
 
     def _kept(self, facts: Facts) -> Kept:
         parts, snapshot, sync, sets = self._parts, facts.pod, facts.store, facts.checkpoints
-        step, counted = parts.recovery.state.step, counts_saves(parts.run.layout)
+        step, counted = parts.recovery.state.step, parts.run.layout.counts_saves
         known = sync or StoreFacts()
         at_risk = steps_at_risk(snapshot, sets, step, known.last_step, unread=known.unread, saves_counted=counted)
         return kept_of(sync, sets, at_risk)
@@ -318,7 +318,7 @@ class Reload:
             )
             self._loops.sensing.policies = parts.run.config.policies
             self._loops.pruner.rules = removal_rules(parts)
-            parts.sensing.log_rules.configure(parts.run.config.policies.log_rules)
+            parts.sensing.logs.configure(parts.run.config.policies.log_rules)
             if self._recorder is not None:
                 self._recorder.cut()
             parts.recovery.reconfigure(parts.settings, parts.run.config.policies)

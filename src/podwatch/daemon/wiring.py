@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from podwatch.checkpoints.file_events import Watcher
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
-from podwatch.checkpoints.settle_time import probe
-from podwatch.checkpoints.trainers import Layout, make_layout, process_names, restart_concerns
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.known_checkpoints import Catalogue
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.settle_time import capabilities_of
+from podwatch.checkpoints.trainers import make_layout, process_names, restart_concerns
 from podwatch.config.settings import Settings
 from podwatch.daemon import held_back_findings
 from podwatch.daemon.ask_and_record_attempts import make_verdicts
@@ -20,7 +22,6 @@ from podwatch.daemon.components import (
     Deletion,
     Foundation,
     Run,
-    Sensing,
     Store,
     Training,
 )
@@ -28,6 +29,7 @@ from podwatch.daemon.held_back_findings import Implausible, TwoWriters
 from podwatch.daemon.nodes import make_gang, own_place
 from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.daemon.replaced_directories import RootWatch
+from podwatch.daemon.sensing_loop import Sensors
 from podwatch.daemon.sensor_wiring import build_sensing
 from podwatch.daemon.settings_in_force import Configuration, learn_secrets, policies_from
 from podwatch.daemon.state_check import Exits, StateCheck
@@ -87,7 +89,7 @@ def build(settings: Settings, foundation: Foundation, choices: Choices) -> Compo
     run.guard.add(checks.blocked_reason)
     run.guard.add(lambda _mutation: checkpoints.roots.blocked_reason())
     deletion = _deletion(run)
-    store = _store(settings, run, checkpoints, sensing.processes, foundation.exits, choices)
+    store = _store(settings, run, checkpoints, sensing.trainer, foundation.exits, choices)
     context = RecoveryContext(_tools(settings, run, checkpoints, sensing, training, store, place, checks.reserve))
     failures = Failures(context)
     verdicts = None
@@ -138,7 +140,7 @@ def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans)
     )
     return Checkpoints(
         catalogue=catalogue,
-        capabilities=probe(workspace.outside, workspace.tree),
+        capabilities=capabilities_of(workspace.outside),
         roots=RootWatch(workspace, run.clock),
         watcher=Watcher(catalogue.watch_dirs, rescans.wake_from_thread, warn=run.emit.warn),
         rescans=rescans,
@@ -186,7 +188,7 @@ def _store(
 
 
 def _training(
-    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensing, launcher: SupervisorLauncher
+    settings: Settings, run: Run, checkpoints: Checkpoints, sensing: Sensors, launcher: SupervisorLauncher
 ) -> Training:
     token = run.file.current.ping_token
     register(token)
@@ -200,7 +202,7 @@ def _training(
             layout=run.layout,
             clock=run.clock,
             journal=run.journal.sync,
-            processes=sensing.processes,
+            processes=sensing.trainer,
         ),
     )
 
@@ -209,7 +211,7 @@ def _tools(
     settings: Settings,
     run: Run,
     checkpoints: Checkpoints,
-    sensing: Sensing,
+    sensing: Sensors,
     training: Training,
     store: Store,
     place: Place | None,
@@ -223,7 +225,7 @@ def _tools(
         emit=run.emit,
         launcher=training.launcher,
         run=RunFiles(run.layout, checkpoints.catalogue, run.workspace, run.file, run.files_clock),
-        sensors=TrainerSensors(sensing.gpus, sensing.processes, sensing.progress, sensing.servers),
+        sensors=TrainerSensors(sensing.gpus, sensing.trainer, sensing.progress, sensing.inference),
         environment=training.environment,
         store=RunStore(store.restore, store.backup),
         place=place,

@@ -2,6 +2,18 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from podwatch.domain.document import FileMode, Form, Integer, Many, RelativePath, Sparse, Text, Whole
+
+PartName = Annotated[str, Form(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")]
+Digest = Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
+"""The hash of an object in the store, as ``sha1:<hex>``: what the store itself compares."""
+Identity = tuple[int, int, int, int]
+"""Device, inode, size and mtime in nanoseconds of a file: another one is another file, or a changed one."""
+
+NO_TRAINING = 10**15
+"""No training reaches this step: a million steps a second for 30 years. Token and sample counters stay below it."""
 
 
 class Completeness(StrEnum):
@@ -25,25 +37,41 @@ class HeldAs(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class FileEntry:
-    """One regular file of a checkpoint. ``path`` is POSIX, relative to the part's directory, without ``..``."""
+class FileEntry(Sparse):
+    """One regular file of a checkpoint, on this pod and in the store. ``path`` is POSIX, below the part's directory.
+    ``inode`` and ``device``: which file was found complete; 0 away from its pod. ``hashes``: of each of its objects in
+    the store, in their order; empty where they are not known."""
 
-    path: str
-    part: str
-    size: int
-    mtime_ns: int
-    mode: int = 0o644
-    inode: int = 0
-    device: int = 0
+    path: RelativePath
+    part: PartName
+    size: Whole
+    mtime_ns: Integer
+    mode: FileMode = 0o644
+    inode: Integer = 0
+    device: Integer = 0
+    hashes: Many[Digest] = ()
+
+    @property
+    def name(self) -> str:
+        """Below its save in the store."""
+        return f"{self.part}/{self.path}"
+
+    @property
+    def identity(self) -> Identity:
+        return (self.device, self.inode, self.size, self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SymlinkEntry:
     """A symlink inside a checkpoint, with its target as text. Only relative links that stay inside are included."""
 
-    path: str
-    part: str
-    target: str
+    path: RelativePath
+    part: PartName
+    target: Text
+
+    @property
+    def name(self) -> str:
+        return f"{self.part}/{self.path}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,30 @@ class Document:
         return canonical(self.to_json())
 
 
+class Sparse:
+    """Base of a frozen dataclass inside documents: a field that is 0 or empty by default is left out where it is."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
+        from pydantic_core import core_schema
+
+        written = core_schema.wrap_serializer_function_ser_schema(cls._written)
+        return cast("CoreSchema", {**handler(source), "serialization": written})
+
+    @staticmethod
+    def _written(value: Any, inner: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        optional = _optional(cast("Any", type(value)))
+        return {name: found for name, found in inner(value).items() if found or name not in optional}
+
+
+@cache
+def _optional(kind: Any) -> frozenset[str]:
+    """The fields that are 0 or empty by default."""
+    return frozenset(one.name for one in fields(kind) if not one.default)
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Nothing of a document becomes garbage while it is read; searching it for garbage takes a quarter of the time.

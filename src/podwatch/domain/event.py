@@ -130,21 +130,15 @@ class Topic(StrEnum):
     """The topic of a notice; ``[notify] events`` selects among these. Stable names."""
 
     FINDINGS = "findings"
-    """Findings without a topic of their own below."""
+    """Findings, and whatever has no topic of its own below."""
     RESTARTS = "restarts"
     GAVE_UP = "gave-up"
-    BLOCKED = "blocked"
-    """Training is down, and podwatch waits for something that it cannot do itself; any other critical finding that
-    needs the operator; the end of podwatch after an error of its own. FINDINGS includes these."""
-    DISK = "disk"
-    STORE = "store"
-    SUPERSEDED = "superseded"
-    PREEMPTED = "preempted"
+    NEEDS_OPERATOR = "needs-operator"
+    """A critical finding that podwatch cannot repair; a preemption; the end of podwatch after an error of its own.
+    FINDINGS includes these."""
     FINISHED = "finished"
-    EVALUATION = "evaluation"
     DIGEST = "digest"
     """The state of the run every ``[notify] digest``; not among ``events``."""
-    TEST = "test"
 
 
 class Change(StrEnum):

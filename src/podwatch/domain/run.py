@@ -1,10 +1,10 @@
-"""The run: its lineage and starts, its intents, its pause, its W&B identity; and the guard that every deletion,
+"""The run: its lineage and starts, its pause, its W&B identity; and the guard that every deletion,
 publication, restart and fresh start asks first.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -41,34 +41,6 @@ class StartRecord:
     config_digests: tuple[tuple[str, str], ...] = ()
     command: tuple[str, ...] = ()
     """``[trainer] command`` as configured at that time, without secrets."""
-
-
-# -- intents ---------------------------------------------------------------------------------------------------------
-# podwatch journals every action before it happens and settles the entry afterwards.
-
-
-class IntentKind(StrEnum):
-    END_POD = "end-pod"
-    HOOK = "hook"
-
-
-class IntentState(StrEnum):
-    OPEN = "open"
-    DONE = "done"
-    FAILED = "failed"
-    UNDONE = "undone"
-
-
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """One journaled action. ``data`` is JSON-safe and contains everything needed to finish or undo it."""
-
-    id: int
-    kind: IntentKind
-    wall: float
-    data: Mapping[str, object] = field(default_factory=dict)
-    state: IntentState = IntentState.OPEN
-    note: str = ""
 
 
 # -- maintenance pause -----------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ dangles after the restore. ``..`` after such a name is refused, because it is no
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from podwatch.domain.checkpoint import SymlinkEntry
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.safe_names import deceives
 
@@ -24,36 +24,27 @@ _MOST_LINKS = 10_000
 """In one manifest: a checkpoint has a handful."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedLink:
-    """``path``: its part, a slash, and its name there."""
-
-    path: str
-    part: str
-    target: str
-
-
-def check_links(files: Iterable[str], links: Sequence[PlacedLink]) -> None:
+def check_links(files: Iterable[str], links: Sequence[SymlinkEntry]) -> None:
     """Raise IntegrityError unless every link, fully resolved, stays in its part and no entry is below a link.
-    ``files``: their paths, with the part as those of the links."""
+    ``files``: their names."""
     if len(links) > _MOST_LINKS:
         raise IntegrityError(f"manifest contains more than {_MOST_LINKS} links", where="symlinks")
     for link, reason in _bad(files, links):
-        raise IntegrityError(f"manifest contains a link that {reason}", where=repr(link.path)[:120])
+        raise IntegrityError(f"manifest contains a link that {reason}", where=repr(link.name)[:120])
 
 
-def restorable(files: Sequence[str], links: Sequence[PlacedLink]) -> tuple[PlacedLink, ...]:
+def restorable(files: Sequence[str], links: Sequence[SymlinkEntry]) -> tuple[SymlinkEntry, ...]:
     """The links that ``check_links`` accepts together. Leaving one out can change the target of another."""
     left = tuple(links[:_MOST_LINKS])
-    while bad := {link.path for link, _ in _bad(files, left)}:
-        left = tuple(link for link in left if link.path not in bad)
+    while bad := {link.name for link, _ in _bad(files, left)}:
+        left = tuple(link for link in left if link.name not in bad)
     return left
 
 
-def _bad(files: Iterable[str], links: Sequence[PlacedLink]) -> Iterable[tuple[PlacedLink, str]]:
+def _bad(files: Iterable[str], links: Sequence[SymlinkEntry]) -> Iterable[tuple[SymlinkEntry, str]]:
     if not links:
         return
-    targets = {link.path: link.target for link in links}
+    targets = {link.name: link.target for link in links}
     paths = (*files, *targets)
     folders = {path[:end] for path in paths for end, c in enumerate(path) if c == "/"}
     for link in links:
@@ -61,15 +52,13 @@ def _bad(files: Iterable[str], links: Sequence[PlacedLink]) -> Iterable[tuple[Pl
             yield link, reason
 
 
-def _reason(link: PlacedLink, targets: dict[str, str], folders: set[str]) -> str:
-    if link.path in folders:
+def _reason(link: SymlinkEntry, targets: dict[str, str], folders: set[str]) -> str:
+    if link.name in folders:
         return "has other entries below it"
-    if not link.path.startswith(f"{link.part}/"):
-        return "is outside its part"
     target = link.target
     if not target or deceives(target) or "\\" in target or len(target) > _LONGEST:
         return "has an invalid target"
-    return _leaves(link.path, targets, folders)
+    return _leaves(link.name, targets, folders)
 
 
 def _leaves(path: str, targets: dict[str, str], folders: set[str]) -> str:

@@ -1,6 +1,6 @@
 """One frozen snapshot of the pod, made of the sensors' readings: the complete input of detection at one moment."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -416,17 +416,8 @@ class Snapshot:
     @property
     def readings(self) -> dict[str, Reading[object]]:
         """By sensor name."""
-        return {
-            "gpus": self.gpus,
-            "trainer": self.trainer,
-            "disk": self.disk,
-            "inference": self.inference,
-            "progress": self.progress,
-            "host": self.host,
-            "logs": self.logs,
-            "training": self.training,
-            "disks": self.disks,
-        }
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {name: value for name, value in values if isinstance(value, Reading)}
 
     @property
     def progress_of_start(self) -> tuple[ProgressSample, ...]:

@@ -23,7 +23,7 @@ from podwatch.domain.snapshot import Desired, GpuState, Health, Liveness, Sensor
 @dataclass(frozen=True, slots=True)
 class FindingDocument(Document):
     kind: Text
-    """A finding's kind (docs/events.md), or podwatch-not-found, podwatch-elsewhere, podwatch-stopped, podwatch-died or
+    """A finding's kind (docs/events.md), or podwatch-not-found, podwatch-stopped, podwatch-died or
     podwatch-silent."""
     severity: Severity
     subject: Text
@@ -167,8 +167,6 @@ class Capabilities(Document):
     """Empty: unknown."""
     slow: Flag = False
     """It shows changes of sizes and times late: settle times are doubled."""
-    holes: Flag | None = None
-    """Ranges that were never written can be detected; null: could not be tested."""
     inotify: Flag | None = None
     """Events are available, else checkpoints are found by rescans alone; null: could not be tested."""
 
@@ -185,6 +183,8 @@ class DaemonDocument(Document):
     """Maintenance: podwatch ends and starts no process; null when not paused."""
     opening: Text
     started_at: At
+    last_turn_at: At
+    """When the sensing loop last ran."""
     armed: tuple[Text, ...]
     second_signals: tuple[Text, ...]
     """The corroborating signals that can confirm a death on this pod."""
@@ -488,6 +488,8 @@ class CountersDocument(Document):
     """Uploads of checkpoints that were given up."""
     pruned: Whole
     incidents: Mapping[Text, Whole]
+    events: Mapping[Text, Whole]
+    """By name."""
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

@@ -26,20 +26,29 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from podwatch.hooks.lowest_priority import give_way
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IDLE = 3 << 13
 LOG_BYTES = 1 << 20
 """The log is rotated once it is longer; one older file is kept."""
 HEAD_BYTES, TAIL_BYTES = 512 << 10, 64 << 10
 """Of the output of one run, the start and the end are kept."""
 LOCK_SECONDS = 20.0
 """How long an interrupted run may take to end before the next one of this hook starts."""
-LEFT_SECONDS = 10.0
-"""For ending what SIGKILL does not end at once: a process that the disk holds."""
 TURN_SECONDS, DISK_TURN_SECONDS = 0.2, 0.05
 """Between two looks at the command; and at the free space, where some must stay: a disk takes about 1 GB/s."""
-DRAIN_SECONDS = 1.0
+
+
+def give_way() -> None:
+    """Lowest priority for CPU and disk, first choice of the kernel when memory runs out. Each where it is allowed."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    for name, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
+        with suppress(OSError), open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
+            file.write(value)
+    with suppress(OSError, AttributeError):
+        if number := _IOPRIO_SET.get(os.uname().machine):
+            ctypes.CDLL(None).syscall(number, 1, 0, _IDLE)
 
 
 class Output:
@@ -92,7 +101,7 @@ def descendants(root: int) -> list[int]:
 
 def end_descendants(reap: Callable[[], None]) -> int:
     """SIGKILL everything below this process; returns how many could not be ended."""
-    end = time.monotonic() + LEFT_SECONDS
+    end = time.monotonic() + 10.0  # a process that the disk holds does not end at once
     while left := descendants(os.getpid()):
         for pid in left:
             with suppress(OSError):
@@ -237,7 +246,7 @@ class Run:
         return end_descendants(self._reap)
 
     def _drain(self, reader: int) -> None:
-        end = time.monotonic() + DRAIN_SECONDS
+        end = time.monotonic() + 1.0
         while time.monotonic() < end:
             if not select.select([reader], [], [], 0.0)[0] or not self._read(reader):
                 return
@@ -248,7 +257,6 @@ class Run:
             "seconds": round(time.monotonic() - began, 3),
             "timed_out": timed_out,
             "problem": problem,
-            "interrupted": self._orphaned,
             "full": self._full,
             "dropped": self.output.dropped,
             "tail": self.output.end(),

@@ -23,7 +23,7 @@ from podwatch.domain.snapshot import Desired
 from podwatch.hooks import evaluation_files, start_child
 from podwatch.hooks.evaluation_files import metrics_of, place_of
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom, StoppedTraining, Where
-from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk, is_milestone
+from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk
 from podwatch.journal import Journal
 from podwatch.policy import evaluation as policy
 from podwatch.policy.evaluation import Result, Rules, State, Target
@@ -34,9 +34,6 @@ HELD_SECONDS: Final = 300.0
 """A restart takes less; after that the status shows why an evaluation waits."""
 LAST_SECONDS: Final = 120.0
 """After the end of training its last checkpoint is complete within this time, or is not waited for."""
-LAST_LOOK_SECONDS: Final = 2.0
-GPU_SECONDS: Final = 30.0
-"""Until the next look for a free GPU."""
 DISK_SECONDS: Final = 60.0
 """For reading results and deleting what an evaluation left; a hung file system must not end the evaluations."""
 SOURCES: Final = frozenset(
@@ -123,7 +120,7 @@ class Prepared:
 
 
 def rules_of(settings: EvaluationSettings) -> Rules:
-    return Rules(settings.every_saves, settings.every_steps, settings.milestones, settings.at_end, settings.coalesce)
+    return Rules(settings.every_saves, settings.every_steps, settings.at_end, settings.coalesce)
 
 
 class Evaluations:
@@ -233,7 +230,7 @@ class Evaluations:
                     if not self.state.waiting:
                         await self._wake.wait()
                     elif self._at_end and await self._last_is_open():
-                        await self.pause(LAST_LOOK_SECONDS)
+                        await self.pause(2.0)
                     elif self.settings.gpus == "stop-training":
                         await stopped.turn()
                     else:
@@ -291,8 +288,7 @@ class Evaluations:
                 state = self.state
                 page = await journal.run(Journal.events, after_id=state.cursor, limit=PAGE)
                 for event in page:
-                    mark = self.settings.milestones and is_milestone(event)
-                    state = policy.on_event(state, event, self._rules, milestone=mark)
+                    state = policy.on_event(state, event, self._rules)
                 if state != self.state:
                     quiet = replace(state, cursor=self.state.cursor) == self.state
                     if quiet:  # only the cursor: it is written with the next change
@@ -309,7 +305,7 @@ class Evaluations:
         if self.settings.gpus == "free":
             gpus = self._site.free_gpus()[: self.settings.gpu_count]
             if len(gpus) < self.settings.gpu_count:
-                return await self.pause(GPU_SECONDS)
+                return await self.pause(30.0)
         async with self.prepared(target) as prepared:
             result = await self.evaluate(target, prepared, Where(",".join(gpus)))
         return await self.keep(result, target)
@@ -439,7 +435,7 @@ class Evaluations:
             own["CUDA_VISIBLE_DEVICES"] = where.gpus
         if desk.config:
             own["PODWATCH_CONFIG"] = desk.config
-        command = settings.as_check(one.argv)
+        command = settings.as_hook(one.argv)
         try:
             order = await desk.disk.call(
                 lambda: start_child.order_for(
@@ -555,7 +551,7 @@ class Evaluations:
 
 
 NO_RESULTS: Final = "it wrote no JSON with numbers: neither results.json in {output} nor as the last line of its output"
-_KEPT: Final = "podwatch keeps {} for training ([evaluation] reserve, and the next save)"
+_KEPT: Final = "podwatch keeps {} for training (a reserve, and the next save)"
 
 
 def _too_little(room: Room) -> str:

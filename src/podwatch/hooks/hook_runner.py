@@ -1,23 +1,23 @@
 """Runs the configured hooks: one task for each, which follows the journal's events and runs one occasion at a time.
 
 An event only wakes the tasks, so nothing here is on the path of detection. The journal decides what is pending: each
-hook remembers the last event that it began, and an open intent is a run that podwatch's end interrupted. Occasions of
-``policy.hooks.AT_LEAST_ONCE`` are then run again with the same id, all others are not.
+hook records the last event that it began, and what it runs: what is there at podwatch's next start was interrupted by
+podwatch's end. Occasions of ``policy.hooks.AT_LEAST_ONCE`` are then run again with the same id, all others are not.
 """
 
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from podwatch.config.settings import HookSettings, Settings
+from podwatch.domain.document import Document, Many, Text, Whole
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.run import Intent, IntentKind, IntentState
 from podwatch.domain.secrets import scrub
 from podwatch.domain.times import rfc3339
 from podwatch.hooks import start_child
@@ -36,22 +36,32 @@ from podwatch.system.clock import Clock, either
 SCHEMA_VERSION: Final = 1
 PAGE: Final = 500
 """Events read at once."""
-MOST_PENDING: Final = 200
-"""More stay in the journal until these have run."""
-MOST_DONE: Final = 50
-"""Ids of successful occasions that are remembered: an event that is reported again is not run again."""
 JOURNAL_PAUSE: Final = 10.0
 """Seconds until the next try while the journal cannot be written: a run without a record must not happen."""
 
 
 def key_of(name: str) -> str:
-    """Journal key of one hook's state: {"cursor": event id, "failures": in a row, "why"}."""
+    """Journal key of one hook's ``Kept``."""
     return f"hook:{name}"
 
 
 def directory(state: Path) -> Path:
     """Of logs and locks, in the run's state directory."""
     return state / "hooks"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Document):
+    """What outlives podwatch. ``cursor``: the last event that was begun; ``failures`` in a row; ``done``: ids of the
+    newest successful occasions; ``running``: what was begun and has not ended."""
+
+    FILE = "state of a hook"
+
+    cursor: Whole | None = None
+    failures: Whole = 0
+    why: Text = ""
+    done: Many[Text] = ()
+    running: Many[Occasion] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,50 +142,43 @@ class HookLine:
         self._at_work = self._stuck = False
         """Whether an occasion is being run, retries included; whether none can be, because its run cannot be
         recorded."""
+        self._unsaved = False
+        """The state could not be recorded: it is tried again, so that the next podwatch repeats nothing."""
         self._cursor = self._read_to = 0
         self._pending: tuple[Occasion, ...] = ()
-        self._interrupted: dict[str, Intent] = {}
-        """By occasion id: settled once a run of the same occasion, or of the newer one that replaced it, began."""
+        self._begun: dict[str, Occasion] = {}
+        """By id: what runs, and what podwatch's end interrupts now."""
         self._done: list[str] = []
 
     # -- state
 
     async def load(self, newest: int) -> None:
         """Read the state of an earlier podwatch. A hook without one starts at the event ``newest``."""
-        kept = await self._desk.journal.run(Journal.learned, key_of(self.hook.name))
-        kept = kept if isinstance(kept, dict) else {}
-        cursor = kept.get("cursor")
-        self._cursor = cursor if isinstance(cursor, int) and 0 <= cursor <= newest else newest
-        self._read_to = self._cursor
-        self.failures, self.why = int(kept.get("failures") or 0), str(kept.get("why") or "")
-        self._done = [str(one) for one in kept.get("done") or ()]
-        if self._cursor != cursor:
-            await self._save()
+        kept = Kept.kept(await self._desk.journal.run(Journal.learned, key_of(self.hook.name))) or Kept()
+        known = kept.cursor is not None and kept.cursor <= newest
+        self._cursor = self._read_to = kept.cursor if known and kept.cursor is not None else newest
+        self.failures, self.why, self._done = kept.failures, kept.why, list(kept.done)
+        for one in kept.running:
+            if one.again:
+                self._pending += (replace(one, interrupted=one.interrupted + 1),)
+            else:
+                note = "podwatch ended while it ran; it is not run again"
+                self._report(one, start_child.Result(None, problem=note), 1, None)
+        if not known or len(kept.running) > len(self._pending):
+            with contextlib.suppress(HostError):  # without a disk everything is read again at the next start
+                await self._save()
 
     async def _save(self, failures: int | None = None) -> None:
         """Raises HostError if it cannot be recorded."""
-        value = {
-            "cursor": self._cursor,
-            "failures": self.failures if failures is None else failures,
-            "why": self.why,
-            "done": self._done[-MOST_DONE:],
-        }
-        await self._desk.journal.run(Journal.learn, key_of(self.hook.name), value)
-        if await self._desk.journal.run(Journal.learned, key_of(self.hook.name)) != value:
-            raise HostError("the state of a hook cannot be recorded")
-
-    async def recall(self, intents: Sequence[Intent]) -> None:
-        """Examine the runs that podwatch's end interrupted."""
-        for intent in intents:
-            one = Occasion.kept(intent.data.get("occasion"))
-            if one is not None and one.again:
-                self._interrupted[one.id] = intent
-                self._pending += (replace(one, interrupted=one.interrupted + 1),)
-                continue
-            note = "podwatch ended while it ran; it is not run again"
-            await self._desk.journal.run(Journal.settle, intent.id, IntentState.UNDONE, note)
-            if one is not None:
-                self._report(one, start_child.Result(None, problem=note), 1, None)
+        # What was interrupted and has not begun again counts one interruption more once it is read again.
+        waiting = [replace(one, interrupted=one.interrupted - 1) for one in self._pending if one.interrupted]
+        running = (*self._begun.values(), *waiting)
+        failures = self.failures if failures is None else failures
+        # The newest successes are remembered: an event that is reported again is not run again.
+        kept = Kept(self._cursor, failures, self.why, tuple(self._done[-50:]), running)
+        self._unsaved = True
+        await self._desk.journal.run(Journal.record, key_of(self.hook.name), kept.to_json())
+        self._unsaved = False
 
     # -- work
 
@@ -184,6 +187,8 @@ class HookLine:
         while True:
             try:
                 self.wake.clear()
+                if self._unsaved:
+                    await self._save()
                 await self._gather()
                 one, rest = next_of(self._pending, coalesce=self.hook.coalesce)
                 if one is None:
@@ -213,7 +218,7 @@ class HookLine:
     async def _gather(self) -> None:
         """Read the events since the last look."""
         journal = self._desk.journal
-        while len(self._pending) < MOST_PENDING or self.hook.coalesce:
+        while len(self._pending) < 200 or self.hook.coalesce:  # more stay in the journal until these have run
             page = await journal.run(Journal.events, after_id=self._read_to, limit=PAGE)
             for event in page:
                 if event.id <= self._read_to:
@@ -229,15 +234,16 @@ class HookLine:
                 return
 
     async def run(self, one: Occasion, rest: tuple[Occasion, ...], *, most_seconds: float | None = None) -> None:
-        """Run it, with its retries. The intent is durable before the first attempt."""
-        journal, hook = self._desk.journal, self.hook
-        self._cursor = max(self._cursor, one.event_id)
-        await self._save()
-        intent = await journal.run(Journal.open_intent, IntentKind.HOOK, {"hook": hook.name, "occasion": one.to_json()})
-        self._pending = rest
-        for old in [old for old in self._interrupted if all(p.id != old for p in rest)]:
-            replaced = self._interrupted.pop(old)
-            await journal.run(Journal.settle, replaced.id, IntentState.UNDONE, "run again after podwatch's end")
+        """Run it, with its retries. That it runs is recorded before the first attempt. What waited is then ``rest``."""
+        hook, before = self.hook, self._cursor
+        self._cursor, self._pending = max(self._cursor, one.event_id), rest
+        self._begun[one.id] = one
+        try:
+            await self._save()
+        except HostError:
+            self._cursor, self._pending = before, (one, *self._pending)
+            del self._begun[one.id]
+            raise
         ok = False
         attempts = 1 if most_seconds is not None else 1 + hook.retries
         for attempt in range(1, attempts + 1):
@@ -253,8 +259,8 @@ class HookLine:
         self._done += [one.id] if ok else []
         self.why = "" if ok else self.why
         failures = 0 if ok else self.failures + 1
+        del self._begun[one.id]
         try:  # durable before findings() shows it, so that the next podwatch knows what this one said
-            await journal.run(Journal.settle, intent.id, IntentState.DONE if ok else IntentState.FAILED, self.why)
             await self._save(failures)
         finally:
             self.failures = failures
@@ -366,15 +372,8 @@ class Hooks:
         """Read what earlier podwatch processes left."""
         journal = self._desk.journal
         last = await journal.run(Journal.events, limit=1)
-        intents = await journal.run(Journal.open_intents, IntentKind.HOOK)
         for line in self.lines:
             await line.load(last[-1].id if last else 0)
-            await line.recall([i for i in intents if i.data.get("hook") == line.hook.name])
-        names = {line.hook.name for line in self.lines}
-        for intent in intents:
-            if intent.data.get("hook") not in names:
-                note = "the hook is no longer configured"
-                await journal.run(Journal.settle, intent.id, IntentState.UNDONE, note)
 
     def start(self) -> None:
         """Begin to run hooks; in the background."""

@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.config.settings import CheckSettings, HookSettings, Settings
+from podwatch.config.settings import HookSettings, Settings
 from podwatch.config.trusted_files import check_command
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub
@@ -62,7 +63,7 @@ class Result:
     problem: str = ""
     tail: str = field(default="", repr=False)
     dropped: int = 0
-    full: tuple[int, int] | None = None
+    full: Sequence[int] | None = None
 
     @property
     def ok(self) -> bool:
@@ -90,7 +91,7 @@ def _how(code: int | None) -> str:
 
 
 def order_for(
-    child: HookSettings | CheckSettings,
+    child: HookSettings,
     settings: Settings,
     environ: Mapping[str, str],
     *,
@@ -163,15 +164,13 @@ async def run(order: Order) -> Result:
 
 def _result(line: bytes) -> Result:
     try:
-        told = json.loads(line)
-        full = None if told["full"] is None else (int(told["full"][0]), int(told["full"][1]))
-        timed_out, problem = told["timed_out"], scrub(told["problem"])
-        return Result(told["code"], told["seconds"], timed_out, problem, told["tail"], told["dropped"], full)
-    except (ValueError, KeyError, TypeError, IndexError):
+        result = Result(**json.loads(line))
+        return replace(result, problem=scrub(result.problem))
+    except (ValueError, TypeError):
         return Result(None, problem="its worker process ended without a result")
 
 
-def problem_of(child: HookSettings | CheckSettings, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
+def problem_of(child: HookSettings, settings: Settings, environ: Mapping[str, str]) -> tuple[str, str]:
     """Why the command cannot run as things are now, and the fix; both empty if it can. Blocks."""
     try:
         order = order_for(child, settings, environ, own={}, document={}, title="", state=None)
@@ -184,30 +183,28 @@ def problem_of(child: HookSettings | CheckSettings, settings: Settings, environ:
     if found is None:
         return f"{program} not found or not executable", "write its absolute path, and make it executable"
     script = Path(order.argv[1]) if len(order.argv) > 1 else Path()
-    needed = {Path(found): 1}
+    needed = {Path(found): "-x"}
     if script.suffix in (".py", ".sh"):
-        needed[cwd / script] = 4
+        needed[cwd / script] = "-r"
         if not (cwd / script).is_file():
             return f"{script}, which {program} gets, not found in {cwd}", "correct the path"
-    for path, bits in needed.items():
-        if (closed := _closed(path, bits, order)) is not None:
-            what = f"user {settings.user_of(child)} cannot {'execute' if bits == 1 else 'read'} {path}"
-            fix = "move it where this user may read it, such as /opt, or change its mode"
-            return f"{what}: the mode of {closed} does not allow it", fix
+    for path, right in needed.items():
+        if _lacks(order, right, path):
+            what = f"user {settings.user_of(child)} cannot {'execute' if right == '-x' else 'read'} {path}"
+            fix = "move it where this user may read it, such as /opt, or change its mode and those of its directories"
+            return f"{what}: permission denied", fix
     return "", ""
 
 
-def _closed(path: Path, needed: int, order: Order) -> Path | None:
-    """``path``, or a directory above it, whose mode bits keep the order's user out; None if none does. ``needed``: the
-    bits of ``path`` itself, 4 to read and 1 to execute."""
+def _lacks(order: Order, right: str, path: Path) -> bool:
+    """Whether the order's user lacks this right (as of test(1)), as the kernel says. What cannot be asked is no
+    finding."""
     if order.uid is None or order.uid == 0:
-        return None
-    above = dict.fromkeys((*reversed(path.parents), *reversed(path.resolve().parents)))
-    with contextlib.suppress(OSError):  # what podwatch cannot examine is no finding
-        for each, bits in (*((directory, 1) for directory in above), (path, needed)):
-            info = each.stat()
-            own_group = info.st_gid in (order.gid, *order.groups)
-            shift = 6 if info.st_uid == order.uid else 3 if own_group else 0
-            if info.st_mode >> shift & bits != bits:
-                return each
-    return None
+        return False
+    ask = ["/bin/sh", "-c", 'test "$0" "$1"', right, str(path)]
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ask, user=order.uid, group=order.gid, extra_groups=order.groups, cwd="/", env={}, timeout=10, check=False
+        )
+        return done.returncode == 1
+    return False

@@ -1,4 +1,4 @@
-"""SQLite: events, incidents, intents, learned values."""
+"""What happened, in one SQLite file: events, incidents, learned values."""
 
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal

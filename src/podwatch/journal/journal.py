@@ -1,12 +1,11 @@
-"""The journal: one SQLite file that remembers events, incidents, hooks and learned values.
+"""The journal: one SQLite file that remembers events, incidents, learned values.
 
 No decision about training depends on it: those stand in run.json. It may vanish; then history is gone and guarding
-goes on. Every method is small, synchronous and thread-safe. Records of *actions* (intents) raise HostError when they
-cannot be written, because an action without a record must not happen. Records that only *inform* (events, incidents,
-learned values) are dropped and counted instead.
+goes on. Every method is small, synchronous and thread-safe. What only *informs* is dropped and counted when it cannot
+be written. ``record`` is for values without which an action must not happen: it raises HostError.
 
 Where the database cannot be read, one in memory takes its place (``open_for_guard``). It has what happened meanwhile
-(events, incidents); intents are refused. When the database can be used again, what happened moves there; of learned
+(events, incidents); ``record`` is refused. When the database can be used again, what happened moves there; of learned
 values only those that it lacks, because whoever learned them knew nothing of the ones before.
 """
 
@@ -16,7 +15,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,15 +23,13 @@ from typing import Any, Final
 from podwatch.domain.errors import HostError, InternalError
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
-from podwatch.domain.run import FROM_STORE, Intent, IntentKind, IntentState
+from podwatch.domain.run import FROM_STORE
 from podwatch.domain.secrets import scrub
 from podwatch.journal import open_database
 from podwatch.journal.open_database import connect, environmental, host_error, obstacle_of, open_checked
 
 MAX_EVENTS: Final = 50_000
 """About 15 MiB; months of an ordinary run."""
-MAX_SETTLED_INTENTS: Final = 5_000
-MAX_INCIDENTS: Final = 1_000
 ROTATE_EVERY: Final = 256
 """Writes between two rotations, so that trimming costs little."""
 
@@ -42,7 +39,7 @@ _EVENTS_AFTER: Final = (
 _EVENTS_NEWEST: Final = (
     "SELECT id, wall, name, severity, message, fields FROM events WHERE id > ? AND wall >= ? ORDER BY id DESC LIMIT ?"
 )
-_SETTLE: Final = "UPDATE intents SET state = ?, note = ?, settled_wall = ? WHERE id = ?"
+_LEARN: Final = "INSERT OR REPLACE INTO learned (key, value) VALUES (?, ?)"
 _INCIDENT_COLUMNS: Final = (
     "id, kind, opened_wall, summary, evidence, bundle, closed_wall, resolution, resumed_step, lost_steps"
 )
@@ -95,8 +92,6 @@ class Journal:
         self._writes = 0
         self._closed = False
         self._read_only = False
-        self._settled_meanwhile: list[tuple[str, str, float, int]] = []
-        """What ``settle`` was given while the database was away: intents of it may be among them."""
         self._ballast = open_database.ballast_of(path)
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------
@@ -161,11 +156,8 @@ class Journal:
                 if self._closed:
                     raise HostError("the journal was closed meanwhile", where=str(self.path))
                 _move_rows(self._connection, connection)
-                if not rebuilt:  # an empty database has none of the intents that were open in the lost one
-                    connection.executemany(_SETTLE, self._settled_meanwhile)
                 connection.execute("COMMIT")
                 old, self._connection = self._connection, connection
-                self._settled_meanwhile.clear()
                 self.obstacle, self.rebuilt = None, rebuilt
                 old.close()
         except BaseException:
@@ -212,40 +204,6 @@ class Journal:
         rows = self._rows(_EVENTS_AFTER if after_id else _EVENTS_NEWEST, (after_id, since_wall, limit))
         found = [event for row in rows if (event := _event(row)) is not None]
         return found if after_id else found[::-1]
-
-    # -- intents ------------------------------------------------------------------------------------------------------
-
-    def open_intent(self, kind: IntentKind, data: Mapping[str, object]) -> Intent:
-        """Durable when this returns. Raises HostError if it cannot be written: then the action must not happen."""
-        now = self._wall()
-        number = self._write(
-            "INSERT INTO intents (kind, wall, data, state) VALUES (?, ?, ?, ?)",
-            (str(kind), now, _dump(dict(data)), str(IntentState.OPEN)),
-            or_in_memory=False,
-        )
-        return Intent(number, kind, now, dict(data))
-
-    def settle(self, intent_id: int, state: IntentState, note: str = "") -> None:
-        """Idempotent. Raises HostError if it cannot be written; the intent then stays open and is examined again."""
-        settled = (str(state), scrub(note), self._wall(), intent_id)
-        with self._lock:
-            self._write(_SETTLE, settled)
-            if self._in_memory:
-                self._settled_meanwhile.append(settled)
-
-    def open_intents(self, kind: IntentKind | None = None) -> list[Intent]:
-        """Oldest first."""
-        rows = self._rows(
-            "SELECT id, kind, wall, data, state, note FROM intents WHERE state = 'open' AND (? = '' OR kind = ?)"
-            " ORDER BY id",
-            (str(kind or ""), str(kind or "")),
-        )
-        return [intent for row in rows if (intent := _intent(row)) is not None]
-
-    def intents(self, limit: int = 100) -> list[Intent]:
-        """The newest ones, settled or not, newest first."""
-        rows = self._rows("SELECT id, kind, wall, data, state, note FROM intents ORDER BY id DESC LIMIT ?", (limit,))
-        return [intent for row in rows if (intent := _intent(row)) is not None]
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 
@@ -304,7 +262,11 @@ class Journal:
 
     def learn(self, key: str, value: object) -> None:
         """``value`` is anything JSON can hold."""
-        self._tell("INSERT OR REPLACE INTO learned (key, value) VALUES (?, ?)", (key, _dump(value)))
+        self._tell(_LEARN, (key, _dump(value)))
+
+    def record(self, key: str, value: object) -> None:
+        """``learn``, on the disk when this returns. Raises HostError if it cannot be written there."""
+        self._write(_LEARN, (key, _dump(value)), or_in_memory=False)
 
     def learned(self, key: str, default: Any = None) -> Any:
         rows = self._rows("SELECT value FROM learned WHERE key = ?", (key,))
@@ -411,8 +373,7 @@ class Journal:
         try:
             for table, most, which in (
                 ("events", MAX_EVENTS, "1"),
-                ("intents", MAX_SETTLED_INTENTS, "state != 'open'"),
-                ("incidents", MAX_INCIDENTS, "closed_wall IS NOT NULL"),
+                ("incidents", 1_000, "closed_wall IS NOT NULL"),
             ):
                 oldest = f"SELECT id FROM {table} ORDER BY id DESC LIMIT 1 OFFSET ?"  # noqa: S608 - of our schema
                 self._connection.execute(f"DELETE FROM {table} WHERE {which} AND id <= ({oldest})", (most,))  # noqa: S608
@@ -458,13 +419,5 @@ def _event(row: tuple[Any, ...]) -> Event | None:
     """None for a name that this version does not know (a newer podwatch wrote it)."""
     try:
         return Event(EventName(row[2]), row[1], row[4], Severity(row[3]), json.loads(row[5]), row[0])
-    except ValueError:
-        return None
-
-
-def _intent(row: tuple[Any, ...]) -> Intent | None:
-    """None for a kind that this version does not know: a newer podwatch opened it, and will find it again."""
-    try:
-        return Intent(row[0], IntentKind(row[1]), row[2], json.loads(row[3]), IntentState(row[4]), row[5])
     except ValueError:
         return None

@@ -17,10 +17,6 @@ TABLES: Final = (
         id INTEGER PRIMARY KEY AUTOINCREMENT, wall REAL NOT NULL, name TEXT NOT NULL, severity TEXT NOT NULL,
         message TEXT NOT NULL, fields TEXT NOT NULL)""",
     "CREATE INDEX events_wall ON events (wall)",
-    """CREATE TABLE intents (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, wall REAL NOT NULL, data TEXT NOT NULL,
-        state TEXT NOT NULL, note TEXT NOT NULL DEFAULT '', settled_wall REAL)""",
-    "CREATE INDEX intents_state ON intents (state, kind)",
     """CREATE TABLE incidents (
         id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, opened_wall REAL NOT NULL, summary TEXT NOT NULL,
         evidence TEXT NOT NULL DEFAULT '', bundle TEXT NOT NULL DEFAULT '', closed_wall REAL,
@@ -79,7 +75,7 @@ def make_tables(connection: sqlite3.Connection, where: str) -> None:
 
 PAGE: Final = 4096
 RESERVED_PAGES: Final = 512
-"""2 MiB: some 5,000 events and intents. Rotation returns pages, so it lasts as long as the disk stays full."""
+"""2 MiB: some 5,000 events. Rotation returns pages, so it lasts as long as the disk stays full."""
 AUTOCHECKPOINT_PAGES: Final = 128
 """Far below the preallocated length, so that the WAL is wrapped and never needs to grow."""
 BALLAST_BYTES: Final = (RESERVED_PAGES + AUTOCHECKPOINT_PAGES) * PAGE + 128 * 1024

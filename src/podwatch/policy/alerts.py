@@ -23,76 +23,16 @@ SETTLE_SECONDS = 20.0
 QUIET_SECONDS = 60.0
 """A finding must be gone this long before a notice reports its end."""
 MOST_REMIND_SECONDS = 24 * HOUR
-TOPICS = {
-    FindingKind.GAVE_UP: Topic.GAVE_UP,
-    FindingKind.BLOCKED: Topic.BLOCKED,
-    FindingKind.AMBIGUOUS_TRAINERS: Topic.BLOCKED,
-    FindingKind.FOREIGN_CHECKPOINTS: Topic.BLOCKED,
-    FindingKind.DISK_NO_ROOM: Topic.DISK,
-    FindingKind.DISK_HIGH: Topic.DISK,
-    FindingKind.INODES_LOW: Topic.DISK,
-    FindingKind.NOT_BACKED_UP: Topic.STORE,
-    FindingKind.SYNC_LAGGING: Topic.STORE,
-    FindingKind.STORE_UNAVAILABLE: Topic.STORE,
-    FindingKind.SUPERSEDED: Topic.SUPERSEDED,
-    FindingKind.EVALUATION_FAILING: Topic.EVALUATION,
-    FindingKind.EVALUATION_WAITING: Topic.EVALUATION,
-}
-NEEDS_OPERATOR = frozenset(
-    {
-        FindingKind.SILENT_DEATH,
-        FindingKind.HANG,
-        FindingKind.LOG_RULE,
-        FindingKind.POD_NOT_ENDED,
-        FindingKind.UNGUARDED,
-        FindingKind.DIRECTORY_REPLACED,
-        FindingKind.TWO_WRITERS,
-        FindingKind.SAVES_NOTHING,
-        FindingKind.CHECKPOINT_OVERDUE,
-        FindingKind.NOT_COMPLETE,
-        FindingKind.RESUMED_WRONG,
-        FindingKind.GOING_BACKWARDS,
-        FindingKind.GPU_LOST,
-        FindingKind.GPU_FAULT,
-        FindingKind.FILES_LOW,
-        FindingKind.MEMORY_LOW,
-        FindingKind.SHM_LOW,
-        FindingKind.SENSOR_BLIND,
-        FindingKind.STATE_UNAVAILABLE,
-        FindingKind.CONFIG_STALE,
-    }
-)
-"""podwatch cannot repair these: critical ones belong to ``blocked``, unless podwatch restarts training for them."""
-REPAIRED_OR_NOTES = frozenset(
+SELF_REPAIRED = frozenset(
     {
         # podwatch or the engine starts training again; if that fails, another finding says so
         FindingKind.TRAINER_EXITED,
         FindingKind.REQUIRED_CHILD_EXITED,
         FindingKind.OUT_OF_MEMORY,
         FindingKind.NODE_FAILED,
-        # never critical
-        FindingKind.FINISHED,
-        FindingKind.NO_SECOND_SIGNAL,
-        FindingKind.UPLOADS_SLOW,
-        FindingKind.HOOK_FAILING,
-        FindingKind.STEPPED_BACK,
-        FindingKind.RESUME_UNCONFIRMED,
-        FindingKind.RESTART_IMPOSSIBLE,
-        FindingKind.TRAINING_HEALTH,
-        FindingKind.COMMAND_CHANGED,
-        FindingKind.EARLIER_BRANCH,
-        FindingKind.IMPLAUSIBLE_STEP,
-        FindingKind.SUPERVISOR_LOST,
-        FindingKind.GPU_MIG,
-        FindingKind.GPU_THROTTLED,
-        FindingKind.MEMORY_MAY_FALL,
-        FindingKind.CLOCK_WRONG,
-        FindingKind.LOOP_STALLED,
-        FindingKind.PAUSED,
-        FindingKind.NOTIFY_FAILING,
     }
 )
-"""All other kinds: ``findings`` has them. A new kind must be in one of the three."""
+"""Every other critical finding needs the operator, unless podwatch restarts training for it."""
 _ALWAYS_FROM_WARNING = frozenset({FindingKind.NOT_COMPLETE})
 """These send a notice as warnings: all saves of a night can be lost before they become critical."""
 _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
@@ -130,11 +70,13 @@ Result = tuple[NoticeState, tuple[Notice, ...]]
 
 
 def topic_of(finding: Finding) -> Topic:
-    """Its topic. ``blocked`` has every critical finding without a topic of its own that podwatch does not repair."""
-    repaired = finding.verdict is Verdict.RESTART and finding.confirmed
-    if finding.kind in NEEDS_OPERATOR and finding.severity is Severity.CRITICAL and not repaired:
-        return Topic.BLOCKED
-    return TOPICS.get(finding.kind, Topic.FINDINGS)
+    """``needs-operator`` is for critical findings that podwatch does not repair."""
+    if finding.kind is FindingKind.GAVE_UP:
+        return Topic.GAVE_UP
+    repaired = finding.kind in SELF_REPAIRED or (finding.verdict is Verdict.RESTART and finding.confirmed)
+    if finding.severity is Severity.CRITICAL and not repaired:
+        return Topic.NEEDS_OPERATOR
+    return Topic.FINDINGS
 
 
 def on_turn(
@@ -211,15 +153,14 @@ def on_event(
         case EventName.EVALUATION_REGRESSED:
             title = f"step {event.fields.get('step')} is worse than the best evaluation"
             do = "compare the two with `podwatch eval`"
-            book.say(Topic.EVALUATION, Change.HAPPENED, Severity.WARNING, title, event, do=do)
+            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.WARNING, title, event, do=do)
         case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
             do = "start another machine, if no controller does: `podwatch run` continues there from the store"
-            book.say(
-                Topic.PREEMPTED, Change.HAPPENED, Severity.CRITICAL, "this machine is being preempted", event, do=do
-            )
+            title = "this machine is being preempted"
+            book.say(Topic.NEEDS_OPERATOR, Change.HAPPENED, Severity.CRITICAL, title, event, do=do)
         case EventName.DAEMON_STOPPING if event.severity is Severity.CRITICAL:
             do = "start podwatch again: training continues without a guard"
-            book.say(Topic.BLOCKED, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event, do=do)
+            book.say(Topic.NEEDS_OPERATOR, Change.HAPPENED, Severity.CRITICAL, "podwatch is stopping", event, do=do)
     return book.result()
 
 
@@ -405,12 +346,12 @@ class _Book:
 
     def _go(self, notice: Notice, *, count: bool = True) -> bool:
         """Send within the hourly limit. Half of it is reserved for critical notices and their ends, and one of it for
-        the end of a restart that is in progress; a preemption is always sent."""
+        the end of a restart that is in progress; the last words of podwatch are always sent."""
         critical = (notice.weight or notice.severity) is Severity.CRITICAL
         limit = self.notify.per_hour if critical else max(1, self.notify.per_hour // 2)
         if self.healing and (notice.key, notice.change) != (_INCIDENT, Change.CLOSED):
             limit = min(limit, self.notify.per_hour - 1)
-        if len(self.sent) >= limit and notice.topic is not Topic.PREEMPTED:
+        if len(self.sent) >= limit and notice.key != EventName.DAEMON_STOPPING:
             self.unsent += count
             return False
         self.sent.append(self.at)

@@ -41,7 +41,6 @@ class Rules:
 
     every_saves: int = 0
     every_steps: int = 0
-    milestones: bool = False
     at_end: bool = False
     coalesce: bool = True
 
@@ -83,8 +82,8 @@ class State(Document):
 # -- what is due -----------------------------------------------------------------------------------------------------
 
 
-def on_event(state: State, event: Event, rules: Rules, *, milestone: bool = False) -> State:
-    """The state after ``event``. ``milestone``: the store keeps this published checkpoint for good."""
+def on_event(state: State, event: Event, rules: Rules) -> State:
+    """The state after ``event``."""
     state = replace(state, cursor=max(state.cursor, event.id))
     step, save = event.fields.get("step"), str(event.fields.get("save_id") or "")
     number = step if isinstance(step, int) and not isinstance(step, bool) else None
@@ -93,8 +92,6 @@ def on_event(state: State, event: Event, rules: Rules, *, milestone: bool = Fals
             return _resumed_from(state, Target(number, save), rules)
         case EventName.CHECKPOINT_COMPLETE if number is not None:
             return _saved(state, Target(number, save), rules, event.wall)
-        case EventName.PUBLISHED if number is not None and milestone and rules.milestones:
-            return _add(state, Target(number, save, "milestone"), rules)
         case EventName.TRAINER_FINISHED:
             state = replace(state, ended=True)
             if rules.at_end and state.newest is not None:

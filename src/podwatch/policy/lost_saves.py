@@ -132,7 +132,7 @@ def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> F
     back = "" if good is None else f"; the newest complete one is step {good}{_at_risk(kept)}"
     own_rule = oldest.layout == "custom"
     where = (
-        "correct [checkpoints.custom] required, optional or last"
+        "correct [checkpoints.custom] require, not_part or last"
         if own_rule
         else "check trainer.layout, or write a [checkpoints.custom] section"
     )

@@ -34,7 +34,6 @@ MAX_SEGMENT = 1 << 30
 LATEST_WALL = 250_000_000_000.0
 """Epoch seconds of the year 9892: calendars cannot show later times."""
 _CHUNK = 1 << 16
-_LEVEL = 6
 _GZIP = zlib.MAX_WBITS | 16
 _EITHER = zlib.MAX_WBITS | 32
 
@@ -81,7 +80,7 @@ class SegmentWriter:
     def __init__(self, path: Path, header: Header, mask: Mask = str) -> None:
         self.path, self._mask = path, mask
         self._file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
-        self._packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+        self._packer = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
         self._last: Snapshot | None = None
         self.written = 0
         """Bytes in the file."""

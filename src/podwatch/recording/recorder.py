@@ -19,10 +19,6 @@ from podwatch.domain.snapshot import Snapshot
 from podwatch.recording.codec import Mask
 from podwatch.recording.format import SUFFIX, Header, SegmentWriter
 
-FLUSH_SECONDS = 5.0
-"""Seconds between flushes: a power cut or SIGKILL loses that much, but each flush worsens compression."""
-SEGMENT_SECONDS = 6 * 3600.0
-"""A new segment starts at least this often, so that ``--since`` need not read days."""
 SEGMENTS = 16
 """A new segment starts at this share of the total size, so that little is dropped at once."""
 RETRY_SECONDS = 600.0
@@ -114,14 +110,15 @@ class Recorder:
             missed
             or cut
             or writer.written >= self._max_size // SEGMENTS
-            or snapshot.at - self._began_at >= SEGMENT_SECONDS
+            or snapshot.at - self._began_at >= 6 * 3600.0  # so that ``--since`` need not read days
         ):
             self._end_segment()
             writer = None
         if writer is None:
             writer = self._begin_segment(snapshot)
         writer.turn(snapshot)
-        if snapshot.at - self._flushed_at >= FLUSH_SECONDS:
+        # A power cut or SIGKILL loses that much, but each flush worsens compression
+        if snapshot.at - self._flushed_at >= 5.0:
             self._flushed_at = snapshot.at
             _room(self._directory)
             writer.flush()

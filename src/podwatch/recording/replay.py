@@ -13,7 +13,7 @@ from podwatch.recording.format import Header, Segment
 
 
 @dataclass(slots=True)
-class Told:
+class ReplayedFinding:
     """One finding, from the turn it was raised (or changed) to the turn it ended. Times are epoch seconds."""
 
     at: float
@@ -38,7 +38,7 @@ class Replay:
     """The result. ``seconds`` is the time covered, without gaps."""
 
     headers: list[Header] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    told: list[ReplayedFinding] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     sessions: int = 0
@@ -47,7 +47,7 @@ class Replay:
     begin: float | None = None
     end: float | None = None
 
-    def acted(self, verdict: Verdict) -> list[Told]:
+    def acted(self, verdict: Verdict) -> list[ReplayedFinding]:
         return [t for t in self.told if t.acts and t.finding.verdict is verdict]
 
 
@@ -58,7 +58,7 @@ def replay(
     policies: Policies | None = None,
     since: float = float("-inf"),
     until: float = float("inf"),
-) -> Iterator[Told]:
+) -> Iterator[ReplayedFinding]:
     """Judge turn by turn; yields each finding when it is raised and again when it ends, and fills ``result``.
 
     ``policies`` None: those of the recording. Turns before ``since`` are judged too, because a detector must have seen
@@ -67,7 +67,7 @@ def replay(
     state: DetectionState | None = None
     session = ""
     last: Snapshot | None = None
-    open_now: dict[str, Told] = {}
+    open_now: dict[str, ReplayedFinding] = {}
     acted: set[str] = set()
     for segment in segments:
         header = segment.header
@@ -109,8 +109,12 @@ def _with_target(policies: Policies, recorded: Policies) -> Policies:
 
 
 def _news(
-    snapshot: Snapshot, findings: tuple[Finding, ...], open_now: dict[str, Told], acted: set[str], result: Replay
-) -> Iterator[Told]:
+    snapshot: Snapshot,
+    findings: tuple[Finding, ...],
+    open_now: dict[str, ReplayedFinding],
+    acted: set[str],
+    result: Replay,
+) -> Iterator[ReplayedFinding]:
     if not findings and not open_now:
         return
     now = {f.key: f for f in findings}
@@ -127,7 +131,9 @@ def _news(
         acts = finding.verdict is not Verdict.NONE and finding.confirmed and start_id not in acted
         if acts:
             acted.add(start_id)
-        told = Told(snapshot.wall, finding, snapshot.wall - max(0.0, snapshot.at - finding.since), start_id, acts)
+        told = ReplayedFinding(
+            snapshot.wall, finding, snapshot.wall - max(0.0, snapshot.at - finding.since), start_id, acts
+        )
         if before is not None:
             before.cleared_at = snapshot.wall
         open_now[key] = told

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet
 from podwatch.domain.facts import Facts
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.policy.implausible_steps import NO_TRAINING
 
 # -- choice of the step ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from podwatch.checkpoints.layout import counts_saves
+from podwatch.checkpoints.second_writer import ALONE, Beside, made_by_us
 from podwatch.detection.merge import Healing
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import EventName
@@ -20,7 +20,6 @@ from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Sn
 from podwatch.journal import Journal
 from podwatch.policy.confirm_resume import Confirmation, confirm
 from podwatch.policy.exit_code import Blame
-from podwatch.policy.second_writer import ALONE, Beside, made_by_us
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle
@@ -321,11 +320,11 @@ class RecoveryContext:
     def last_step(self) -> int | None:
         """Return the newest step seen of the current start; None if there is none, or steps cannot be counted."""
         attempt = self.attempt
-        return None if attempt is None or counts_saves(self.tools.layout) else attempt.last_step
+        return None if attempt is None or self.tools.layout.counts_saves else attempt.last_step
 
     def uncounted(self, step: int | None) -> bool:
         """Return whether steps since the checkpoint ``step`` (None: since the beginning) cannot be counted."""
-        return step is not None and counts_saves(self.tools.layout)
+        return step is not None and self.tools.layout.counts_saves
 
     def lost_steps(self, last: int | None, step: int | None) -> int | None:
         """Return the steps from the checkpoint ``step`` (None: from the beginning) to ``last``; None if unknown."""

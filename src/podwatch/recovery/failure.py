@@ -11,9 +11,11 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessSample
 from podwatch.domain.run_state import Stopping
+from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
-from podwatch.incidents import capture, decisive, scrub, since
 from podwatch.journal import Journal
+from podwatch.journal.bundle import capture
+from podwatch.journal.explaining_line import decisive, since
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import Decision, Failure, after_failure, blame_of, broken_machine

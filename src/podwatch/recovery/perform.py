@@ -24,8 +24,8 @@ from podwatch.domain.run_state import RestartHistory, RunState, Stopping
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.domain.snapshot import Desired
 from podwatch.domain.starts import StartedBy, with_start
-from podwatch.incidents import plain
 from podwatch.journal import Journal
+from podwatch.journal.bundle import plain
 from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.recovery import quarantine, start_plan
 from podwatch.recovery.actions import (

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from podwatch.checkpoints.second_writer import ALONE, Beside
 from podwatch.config.settings import Policies, Settings
 from podwatch.detection.merge import cost
 from podwatch.domain.errors import Busy, HostError, InternalError, PodwatchError
@@ -21,7 +22,6 @@ from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
 from podwatch.policy.confirm_resume import ConfirmationState
 from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
-from podwatch.policy.second_writer import ALONE, Beside
 from podwatch.recovery import quarantine
 from podwatch.recovery.actions import Action, Decision, Evaluate, Fetch, Phase, Start
 from podwatch.recovery.choose import ASKS_STORE

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.checkpoints.layout import Layout, Tracker
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.scan import scan_part
+from podwatch.checkpoints.shapes import Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName

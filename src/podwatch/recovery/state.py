@@ -23,7 +23,7 @@ from podwatch.recovery.actions import Phase as Phase
 from podwatch.recovery.environment import TrainingEnvironment
 from podwatch.recovery.run_file import RunFile
 from podwatch.sensors.base import Sensor
-from podwatch.sensors.inference import Servers
+from podwatch.sensors.inference import InferenceSensor
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.files import ReservedSpace
@@ -158,7 +158,7 @@ class TrainerSensors:
     gpus: Sensor[tuple[GpuSample, ...]]
     processes: ProcessWatch
     logs: TrainerLogs
-    servers: Servers
+    servers: InferenceSensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""The page at ``/``: the status document, the last incidents and the last log lines as one HTML page (docs/page.md).
+"""The page at ``/``: the template page.html, filled with the status document, the last incidents and the last log lines
+(docs/page.md).
 
-Pure. Every value is text: only ``tag`` makes HTML (html.py). The facts are the document's rows. The script
+Every value is text: only ``tag`` and the template make HTML (html.py). The facts are the document's rows. The script
 replaces the parts that changed; without it the page shows everything at each reload.
 """
 
@@ -8,6 +9,9 @@ import base64
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from string import Template
 from typing import Any, Final
 
 from podwatch.domain.times import ago, from_rfc3339, local, size, span
@@ -61,6 +65,11 @@ _WORDS = {"ok": "OK", "warning": "WARNING", "critical": "CRITICAL"}
 _ICONS = {"ok": "116329", "warning": "e3a008", "critical": "b00020"}
 
 
+@cache
+def _template() -> Template:
+    return Template((files("podwatch.reporting") / "page.html").read_text("utf-8"))
+
+
 def render(
     document: Document,
     *,
@@ -70,36 +79,26 @@ def render(
 ) -> str:
     """The whole page. ``document`` and ``incidents`` (newest first) as in docs/json.md; ``log`` without secrets, oldest
     line first; ``history`` as ``history_of`` made it, None to leave it out."""
-    overall = str(document.get("overall"))
-    word, run = _WORDS.get(overall, "UNKNOWN"), document.get("run_id") or "podwatch"
-    facts = entries(document, "rows")
-    icon = f"data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'><circle cx='4' cy='4' r='4' \
-fill='%23{_ICONS.get(overall, '555555')}'/></svg>"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{word} · {run}"),
-        tag("link", rel="icon", href=icon),
-        tag("style", Html(STYLE)),
+    overall, shown = str(document.get("overall")), from_rfc3339(document.get("time"))
+    word, facts, warning = _WORDS.get(overall, "UNKNOWN"), entries(document, "rows"), document.get("not_backed_up")
+    return _template().substitute(
+        word=word,
+        tone=word.lower(),
+        icon=_ICONS.get(overall, "555555"),
+        run=escaped(document.get("run_id") or "podwatch"),
+        headline=prose(document.get("headline") or ""),
+        warning=tag("p", prose(warning), class_="verdict warning") if warning else "",
+        at="" if shown is None else escaped(f"as of {local(shown, shown)} (the pod's clock)"),
+        needs=_needs(document),
+        progress=_progress(facts),
+        nodes=_nodes(document),
+        machine=_machine(facts),
+        checkpoints=_checkpoints(document, facts),
+        incidents=_incidents(incidents),
+        log=_log(log),
+        history="" if history is None else _part("history", "The last 24 h", history),
+        more=_facts(facts, without=_ELSEWHERE),
     )
-    main = tag(
-        "main",
-        _verdict(document, word),
-        _part("needs", "Needs you", _needs(document)),
-        _part("progress", "Progress", _progress(facts)),
-        tag("div", _nodes(document), id="nodes", data_part=True),
-        _part("machine", "GPUs and disk", _machine(facts)),
-        _part("checkpoints", "Checkpoints", _checkpoints(document, facts)),
-        _part("incidents", "Incidents", _incidents(incidents)),
-        _part("log", "Last log lines", _log(log)),
-        _part("history", "The last 24 h", history) if history is not None else "",
-        _part("more", "More", _facts(facts, without=_ELSEWHERE)),
-    )
-    body = tag("body", tag("p", "", id="stale", role="status"), main, tag("script", Html(SCRIPT)))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def history_of(moments: Sequence[Moment], now: float, stamp: str) -> Html:
@@ -115,31 +114,8 @@ _ELSEWHERE: Final = frozenset(
 
 def _part(name: str, title: str, content: Html) -> Html:
     heading = tag("h2", title, id=f"{name}-title")
-    return tag("section", heading, tag("div", content, id=name, data_part=True), aria_labelledby=f"{name}-title")
-
-
-def _verdict(document: Document, word: str) -> Html:
-    shown = from_rfc3339(document.get("time"))
-    said, warning = document.get("headline"), document.get("not_backed_up")
-    at = "" if shown is None else f"as of {local(shown, shown)} (the pod's clock)"
-    return tag(
-        "header",
-        tag(
-            "div",
-            tag("p", document.get("run_id") or "", class_="run"),
-            tag(
-                "h1",
-                tag("span", word, id="overall"),
-                ": ",
-                prose(said),
-                class_=f"verdict {word.lower()}",
-            ),
-            tag("p", prose(warning), class_="verdict warning") if warning else "",
-            tag("p", at, tag("span", "; reload the page for newer values", class_="nojs"), class_="small"),
-            id="verdict",
-            data_part=True,
-        ),
-    )
+    part = tag("div", content, id=name, data_part=True)
+    return tag("section", heading, part, aria_labelledby=f"{name}-title", id=f"{name}-part")
 
 
 def _needs(document: Document) -> Html:
@@ -271,124 +247,18 @@ def _tone(row: Document) -> str | None:
     return {"critical": "bad", "warning": "warn"}.get(str(row["tone"]))
 
 
-# -- style and script ------------------------------------------------------------------------------------------------
-
-STYLE: Final = """
-:root{--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--card:#f6f8fa;--bar:#1f6feb;--bad:#b00020;--warn:#7a4b00;
---warnbar:#c27c00}
-@media (prefers-color-scheme:dark){:root{--bg:#0f1216;--fg:#e6e9ed;--dim:#a3adb8;--line:#3a424c;--card:#191e24;
---bar:#58a6ff;--bad:#ff8a8f;--warn:#f2b84b;--warnbar:#f2b84b}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--fg);font:1rem/1.45 system-ui,sans-serif}
-main,#stale{max-width:46rem;margin:0 auto;padding:0 1rem}
-p,ul,dl,pre,table{margin:.4rem 0}
-h2{font-size:1.05rem;margin:1.5rem 0 .3rem;border-bottom:1px solid var(--line)}
-.run{font-weight:600;margin-top:1rem;overflow-wrap:anywhere}
-.verdict{font-size:1.25rem;line-height:1.35;margin:.4rem 0;padding:.7rem .9rem;border-radius:.5rem;color:#fff;
-background:#4b535c;overflow-wrap:anywhere;font-weight:600}
-.verdict.ok{background:#116329}.verdict.critical{background:#b00020}.verdict.warning{background:#ffd35c;color:#221700}
-.small,dt,th{color:var(--dim);font-size:.875rem}
-dl{display:grid;grid-template-columns:6.2rem 1fr;gap:.35rem .6rem}
-dt{padding-top:.1rem}dd{margin:0;overflow-wrap:anywhere}
-.bad>p>strong,.bad>td>strong,dd.bad{color:var(--bad)}.warn>p>strong,.warn>td>strong,dd.warn{color:var(--warn)}
-.bar{display:block;width:100%;height:.6rem;margin-top:.25rem;border-radius:.3rem;background:var(--line);fill:var(--bar)}
-.bar.bad{fill:var(--bad)}.bar.warn{fill:var(--warnbar)}
-.cards{list-style:none;padding:0}
-.cards li{background:var(--card);border-left:.3rem solid var(--line);border-radius:.3rem;padding:.1rem .7rem;
-margin:.5rem 0;overflow-wrap:anywhere}
-#incidents li{padding:.5rem .7rem}
-.cards li.bad{border-color:var(--bad)}.cards li.warn{border-color:var(--warnbar)}
-table{border-collapse:collapse;width:100%}
-th,td{text-align:left;padding:.25rem .5rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top;
-font-variant-numeric:tabular-nums}
-td{font-size:.9375rem}td:nth-child(2){overflow-wrap:anywhere}#nodes td:nth-child(2){min-width:6.5rem}
-@media (max-width:18rem){dl{grid-template-columns:1fr;gap:0 .6rem}.wide{overflow-x:auto}}
-figure{margin:.9rem 0 0}figcaption{font-size:.875rem;overflow-wrap:anywhere}
-.chart{display:block;width:100%;height:3.2rem;background:var(--card);border:1px solid var(--line);
-border-radius:.25rem}
-.line{fill:none;stroke-width:1.5px;stroke:var(--bar)}
-.axis{display:flex;justify-content:space-between;color:var(--dim);font-size:.875rem}
-code,pre{font:.875rem/1.4 ui-monospace,monospace}
-code{user-select:all;-webkit-user-select:all;background:var(--card);border:1px solid var(--line);border-radius:.25rem;
-padding:.05rem .3rem}
-.verdict code{background:none;border-color:currentColor}
-pre{background:var(--card);padding:.6rem;border-radius:.3rem;white-space:pre-wrap;overflow-wrap:anywhere}
-.copy{display:none;font:inherit;font-size:.875rem;margin-left:.4rem;padding:.25rem .7rem;min-height:1.9rem;
-color:var(--fg);background:var(--bg);border:1px solid var(--dim);border-radius:.3rem}
-.js .copy{display:inline-block}.js .nojs{display:none}
-:focus-visible{outline:3px solid var(--bar);outline-offset:2px}
-#stale{font-weight:600;color:var(--bad)}
-"""
-
-SCRIPT: Final = """
-(() => {
-'use strict';
-document.documentElement.classList.add('js');
-const stale = document.getElementById('stale');
-let seen = Date.now(), busy = false;
-function put(fresh) {
-  const word = document.getElementById('overall').textContent;
-  for (const part of document.querySelectorAll('[data-part]')) {
-    const next = fresh.getElementById(part.id);
-    if (!next || next.innerHTML === part.innerHTML) continue;
-    const held = part.contains(document.activeElement) && document.activeElement.getAttribute('aria-label');
-    part.replaceChildren(...next.childNodes);
-    if (held) for (const one of part.querySelectorAll('button'))
-      if (one.getAttribute('aria-label') === held) { one.focus(); break; }
-  }
-  document.title = fresh.title;
-  const icon = fresh.querySelector('link[rel=icon]');
-  if (icon) document.querySelector('link[rel=icon]').href = icon.href;
-  if (document.getElementById('overall').textContent !== word)
-    stale.textContent = document.querySelector('h1').textContent;
-  else if (stale.dataset.lost) stale.textContent = '';
-  delete stale.dataset.lost;
-}
-function lost() {
-  const seconds = Math.round((Date.now() - seen) / 1000);
-  if (seconds < 15) return;
-  const age = seconds < 120 ? seconds + ' s' : Math.round(seconds / 60) + ' min';
-  stale.dataset.lost = '1';
-  stale.textContent = 'No answer from podwatch for ' + age + ': the values below are old.';
-}
-async function look() {
-  const chosen = getSelection();
-  if (busy || document.hidden || (chosen && !chosen.isCollapsed)) return;
-  busy = true;
-  try {
-    const drawn = document.querySelector('[data-stamp]');
-    const address = location.origin + location.pathname + '?drawn=' + (drawn ? drawn.dataset.stamp : '');
-    const answer = await fetch(address, {cache: 'no-store', signal: AbortSignal.timeout(8000)});
-    if (!answer.ok) throw new Error();
-    const fresh = new DOMParser().parseFromString(await answer.text(), 'text/html');
-    if (!fresh.getElementById('overall')) throw new Error();
-    seen = Date.now();
-    put(fresh);
-  } catch { lost(); } finally { busy = false; }
-}
-document.addEventListener('click', async (event) => {
-  const button = event.target.closest('button.copy');
-  if (!button) return;
-  try { await navigator.clipboard.writeText(button.dataset.copy); button.textContent = 'Copied'; }
-  catch { getSelection().selectAllChildren(button.previousElementSibling); }
-});
-document.addEventListener('visibilitychange', look);
-addEventListener('pageshow', look);
-addEventListener('online', look);
-setInterval(look, 10000);
-})();
-"""
-
-
-def _hash(text: str) -> str:
+def _hash(element: str) -> str:
+    """Of the one element with this name in the template."""
+    text = _template().template.partition(f"<{element}>")[2].partition(f"</{element}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def headers() -> Iterator[tuple[str, str]]:
     """The response headers of the page: the browser runs only this style and this script, and asks only podwatch."""
+    style, script = _hash("style"), _hash("script")
     yield (
         "Content-Security-Policy",
-        f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; connect-src 'self'; img-src data:;"
+        f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; img-src data:;"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     )
     yield "Referrer-Policy", "no-referrer"

@@ -1,7 +1,7 @@
 """The plots of the page: the last day of the run as lines in inline SVG. Pure: moments in, HTML out.
 
 An SVG holds shapes only; every figure is also text above it, so that the plots need neither colours nor eyes, and a
-reader's text size applies. The style is in reporting/page.py.
+reader's text size applies. The style is in reporting/page.html.
 """
 
 import math
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 from podwatch.domain.status_document import TrainingState
-from podwatch.domain.times import gib, size, span
+from podwatch.domain.times import ago, gib, size, span
 from podwatch.recording.last_day import DAY, Moment
 from podwatch.reporting.html import Html, joined, tag
 from podwatch.reporting.terminal_text import BEFORE_UNIT, NO_BREAK
@@ -21,6 +21,8 @@ BUCKETS: Final = int(DAY // BUCKET)
 BRIDGED: Final = 4
 """Buckets without a value that a line crosses: steps and figures come less often than once a minute."""
 HEIGHT: Final = 100
+LEAST: Final = 3600.0
+"""Seconds that the axis has at least; it begins with the first moment."""
 
 Points = Sequence[tuple[float, float]]
 """(epoch seconds, value), oldest first."""
@@ -31,9 +33,10 @@ def plots(moments: Sequence[Moment], now: float) -> Html:
     moments = [moment for moment in moments if now - DAY <= moment.at <= now]
     if not moments:
         return tag("p", "Nothing yet: podwatch writes one point a minute.")
-    axis = tag("p", tag("span", "24 h ago"), tag("span", "12 h ago"), tag("span", "now"), class_="axis")
-    drawn = (_chart(text, points, now, low, high) for text, points, low, high in _series(moments) if points)
-    return joined(*drawn, axis)
+    seen = min(DAY, max(LEAST, now - moments[0].at))
+    axis = tag("p", tag("span", ago(seen)), tag("span", ago(seen / 2)), tag("span", "now"), class_="axis")
+    drawn = (_chart(text, points, now, low, high, seen) for text, points, low, high in _series(moments) if points)
+    return joined(tag("div", *drawn, class_="plots"), axis)
 
 
 def _series(moments: Sequence[Moment]) -> Iterator[tuple[str, Points, float, float]]:
@@ -91,8 +94,8 @@ def _seconds(value: float) -> str:
     return f"{value:.2g} s" if value < 10 else f"{value:.0f} s" if value < 600 else span(value)
 
 
-def _chart(text: str, points: Points, now: float, low: float, high: float) -> Html:
-    line = tag("path", d=path(points, now, low, high), class_="line", vector_effect="non-scaling-stroke")
+def _chart(text: str, points: Points, now: float, low: float, high: float, seen: float) -> Html:
+    line = tag("path", d=path(points, now, low, high, seen), class_="line", vector_effect="non-scaling-stroke")
     frame = f"0 0 {BUCKETS} {HEIGHT}"
     drawn = tag(
         "svg", line, class_="chart", viewBox=frame, preserveAspectRatio="none", aria_hidden="true", focusable="false"
@@ -100,15 +103,17 @@ def _chart(text: str, points: Points, now: float, low: float, high: float) -> Ht
     return tag("figure", tag("figcaption", BEFORE_UNIT.sub(NO_BREAK, text)), drawn)
 
 
-def path(points: Points, now: float, low: float, high: float) -> str:
-    """The line as SVG path data: the lowest and the highest value of each bucket, interrupted where none is known."""
+def path(points: Points, now: float, low: float, high: float, seen: float = DAY) -> str:
+    """The line over the last ``seen`` seconds as SVG path data: the lowest and the highest value of each bucket,
+    interrupted where none is known."""
     buckets: dict[int, list[float]] = {}
     for at, value in points:
-        buckets.setdefault(min(BUCKETS - 1, max(0, int((at - now + DAY) // BUCKET))), []).append(value)
+        buckets.setdefault(min(BUCKETS - 1, max(0, int((at - now + seen) / seen * BUCKETS))), []).append(value)
+    bridged = max(BRIDGED, BRIDGED * BUCKET * BUCKETS / seen)
     drawn, before = "", -BUCKETS
     for place, values in sorted(buckets.items()):
         for y in dict.fromkeys(_height(value, low, high) for value in (min(values), max(values))):
-            drawn += f"{'L' if place - before <= BRIDGED else 'M'}{place} {y}"
+            drawn += f"{'L' if place - before <= bridged else 'M'}{place} {y}"
             before = place
         drawn += "h1"
     return drawn

@@ -51,11 +51,12 @@ _LINE_SHOWN = 300
 
 def build_status(view: DaemonView) -> dict[str, Any]:
     """The whole document, scrubbed, because details of sensors and recovery were not scrubbed before. Pure."""
-    document: dict[str, Any] = scrub_all(worded(_status(view)).to_json())
+    document: dict[str, Any] = scrub_all(worded(status_of(view)).to_json())
     return document
 
 
-def _status(view: DaemonView) -> Status:
+def status_of(view: DaemonView) -> Status:
+    """The document before its words: the facts alone."""
     judged, pod = view.judgement(), view.facts.pod
     return Status(
         running=True,
@@ -100,6 +101,7 @@ def _daemon(view: DaemonView) -> DaemonDocument:
         desired=view.facts.run.desired,
         pause=pause_document(view.facts.run.pause),
         started_at=view.started_wall,
+        last_turn_at=view.facts.pod.wall,
     )
 
 

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.config.trusted_files import check_trusted
-from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register, scrub
-from podwatch.reporting.daemon_view import DaemonView
 from podwatch.reporting.deliver_notices import NotSent
 from podwatch.system.child import account_of, working_as
 from podwatch.system.clock import Clock
@@ -228,47 +226,6 @@ class WandbRun:
         if self._drain is not None:
             self._drain.cancel()
         process._transport.close()  # type: ignore[attr-defined]  # wandb's helper can still hold the pipe
-
-
-def metrics_of(view: DaemonView, *, lost_steps: int | None) -> dict[str, float]:
-    """The metrics of podwatch's W&B run, in base units. ``lost_steps``: in all incidents of this run on this pod;
-    None: unknown of one."""
-    disk, sync = view.facts.pod.disk.value, view.sync
-    step, saved = view.facts.pod.newest_step, newest_complete(view.facts.checkpoints)
-    last_stored = sync.last_step if sync.store_url else None
-    found: dict[str, float | None] = {
-        "step": None if step is None else step.step,
-        "restarts": view.counters.restarts,
-        "steps_lost": lost_steps,
-        "steps_at_risk": view.steps_at_risk,
-        "findings_critical": sum(f.severity is Severity.CRITICAL for f in view.findings),
-        "findings_warning": sum(f.severity is Severity.WARNING for f in view.findings),
-        "disk_used_ratio": None if disk is None else disk.used_ratio,
-        "disk_free_bytes": None if disk is None else disk.free_bytes,
-        "next_save_bytes": view.next_save_bytes,
-        "checkpoint_step": None if saved is None else saved.step,
-        "stored_step": last_stored,
-        "uploaded_bytes": view.counters.uploaded_bytes,
-        "sync_lag_seconds": _lag(view),
-    }
-    for gpu in view.facts.pod.gpus.value or ():
-        found[f"gpu{gpu.index}_memory_bytes"] = gpu.memory_used_bytes
-    for index, baseline in view.learned.baselines.items():
-        found[f"gpu{index}_baseline_bytes"] = baseline
-    return {f"podwatch/{name}": float(value) for name, value in found.items() if value is not None}
-
-
-def _lag(view: DaemonView) -> float | None:
-    """Seconds since the oldest complete checkpoint that is not in the store was written; 0: all are stored."""
-    if not view.sync.store_url:
-        return None
-    newest_stored = max((step for step, _ in view.sync.stored), default=-1)
-    waiting = [
-        s.changed_wall
-        for s in view.facts.checkpoints
-        if s.complete and s.step > newest_stored and (s.step, s.save_id) not in view.sync.stored
-    ]
-    return max(0.0, view.now_wall - min(waiting)) if waiting else 0.0
 
 
 def _shown(text: str) -> str:

@@ -1,7 +1,8 @@
-"""What every sensor offers, and the loop that polls one."""
+"""What every sensor offers, and the base of those that poll."""
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -46,11 +47,9 @@ T = TypeVar("T")
 Read: TypeAlias = Callable[[], R]
 """One blocking read: runs in the thread, which can be abandoned, so it must not change any state."""
 
-SLOTS = ("gpu", "processes", "progress", "host", "training")
+SLOTS = ("gpu", "processes", "progress", "host")
 MAX_STUCK = 4
 """Maximum number of abandoned threads. More would only queue for the same lock in the driver or file system."""
-MAX_BACKOFF = 300.0
-"""Maximum seconds between attempts: a driver that works again is noticed within five minutes."""
 CLOSE_PATIENCE = 1.0
 """Seconds that stop() waits for an orderly close."""
 
@@ -70,41 +69,14 @@ def slot(name: str) -> float:
     return 0.006 * (SLOTS.index(name) if name in SLOTS else len(SLOTS))
 
 
-class Polled(Protocol[R, T_co]):
-    """What a Poller reads. Both methods run on the event loop, to which all state belongs: an abandoned thread does no
-    harm."""
-
-    def prepare(self) -> Read[R]:
-        """Return the read for the thread."""
-        ...
-
-    def absorb(self, result: R) -> Reading[T_co]:
-        """Return the reading for the result of the thread."""
-        ...
-
-
-class Poller(Generic[R, T]):
+class PolledSensor(ABC, Generic[R, T]):
     """Repeats one blocking read in a daemon thread and keeps the newest reading. An exception in the thread is a BLIND
-    reading. ``close``, if given, runs in the thread at the end, if the thread still answers."""
+    reading. ``prepare``, ``absorb`` and all state belong to the event loop: an abandoned thread does no harm."""
 
-    def __init__(
-        self,
-        name: str,
-        clock: Clock,
-        polled: Polled[R, T],
-        *,
-        poll: float,
-        deadline: float,
-        close: Read[None] | None = None,
-        max_stuck: int = MAX_STUCK,
-    ) -> None:
-        self._name = name
-        self._clock = clock
-        self._poll = poll
-        self._deadline = deadline
-        self._polled = polled
-        self._close = close
-        self._max_stuck = max_stuck
+    name = ""
+
+    def __init__(self, clock: Clock, *, poll: float, deadline: float, max_stuck: int = MAX_STUCK) -> None:
+        self._clock, self._poll, self._deadline, self._max_stuck = clock, poll, deadline, max_stuck
         self._turned_at = clock.monotonic()
         self._reading: Reading[T] = unobserved(SensorState.PENDING, self._turned_at, "not observed yet")
         self._task: asyncio.Task[None] | None = None
@@ -112,9 +84,24 @@ class Poller(Generic[R, T]):
         self._stuck: list[Worker] = []
         self._wake = asyncio.Event()
 
-    def start(self) -> None:
+    @abstractmethod
+    def prepare(self) -> Read[R]:
+        """Return the read for the thread."""
+
+    @abstractmethod
+    def absorb(self, result: R) -> Reading[T]:
+        """Return the reading for the result of the thread."""
+
+    def close(self) -> None:
+        """Release what the reads use: in the thread, at the end, if it still answers."""
+
+    async def start(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """``start``, where nothing can be awaited."""
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"sensor {self._name}")
+            self._task = asyncio.create_task(self._run(), name=f"sensor {self.name}")
 
     async def stop(self) -> None:
         """Stop polling. Takes at most CLOSE_PATIENCE seconds, even while a call hangs."""
@@ -124,9 +111,9 @@ class Poller(Generic[R, T]):
         worker, self._worker = self._worker, None
         if worker is None:
             return
-        if self._close is not None and not worker.stuck:
+        if not worker.stuck:
             with contextlib.suppress(Exception):  # the reader is not used any more
-                await worker.call(self._close, timeout=CLOSE_PATIENCE)
+                await worker.call(self.close, timeout=CLOSE_PATIENCE)
         worker.close()
 
     def wake(self) -> None:
@@ -154,24 +141,24 @@ class Poller(Generic[R, T]):
         while True:
             began = self._clock.monotonic()
             if self._worker is None:
-                self._worker = Worker(self._name)
+                self._worker = Worker(self.name)
             self._wake.clear()
-            look = self._polled.prepare()
+            look = self.prepare()
             try:
                 result = await self._worker.call(look, timeout=self._deadline)
-                reading = self._polled.absorb(result)
+                reading = self.absorb(result)
             except Exception as error:  # also a bug: it must show as a blind sensor, not end the sensing
                 if self._worker.stuck:
                     self._leave_behind(began)
                     await self._wait_for_better(backoff)
-                    backoff = min(backoff * 2, MAX_BACKOFF)
+                    backoff = min(backoff * 2, 300.0)  # a driver that works again is noticed within five minutes
                     continue
                 text = f"{type(error).__name__}: {error}"
                 reading = unobserved(SensorState.BLIND, self._clock.monotonic(), text)
             backoff = self._deadline
             self._turned_at = self._clock.monotonic()
             self._reading = reading
-            await self._clock.wait(self._wake, until_beat(self._turned_at, self._poll, slot(self._name) * self._poll))
+            await self._clock.wait(self._wake, until_beat(self._turned_at, self._poll, slot(self.name) * self._poll))
 
     def _leave_behind(self, began: float) -> None:
         if self._worker is not None:

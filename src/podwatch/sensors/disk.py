@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.domain.snapshot import DiskSample, Reading, SensorState, observed, unobserved
-from podwatch.sensors.base import Poller, Read
+from podwatch.sensors.base import PolledSensor, Read
 from podwatch.system.clock import Clock
 
 POLL = 10.0
@@ -16,7 +16,7 @@ DEADLINE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SpaceRead:
     """The result of statvfs for ``path``, or the error."""
 
     path: Path
@@ -28,7 +28,7 @@ class _Seen:
     error: OSError | None = None
 
 
-def look(path: Path) -> _Seen:
+def look(path: Path) -> _SpaceRead:
     """statvfs of ``path``, or of its nearest parent that exists. Blocks; never raises OSError."""
     while True:
         try:
@@ -36,18 +36,18 @@ def look(path: Path) -> _Seen:
             device = path.stat().st_dev
         except (FileNotFoundError, NotADirectoryError):
             if path == path.parent:
-                return _Seen(path, error=FileNotFoundError(2, "no such directory", str(path)))
+                return _SpaceRead(path, error=FileNotFoundError(2, "no such directory", str(path)))
             path = path.parent
         except OSError as error:
-            return _Seen(path, error=error)
+            return _SpaceRead(path, error=error)
         else:
             size = figures.f_frsize
-            return _Seen(
+            return _SpaceRead(
                 path, figures.f_blocks * size, figures.f_bavail * size, figures.f_files, figures.f_favail, device
             )
 
 
-class DiskSensor:
+class DiskSensor(PolledSensor[_SpaceRead, DiskSample]):
     """statvfs in a daemon thread with a deadline.
 
     ``free`` is ``f_bavail``, the space that an unprivileged writer can still use: a trainer that runs as a user cannot
@@ -76,38 +76,20 @@ class DiskSensor:
         role: str = "",
     ) -> None:
         """``known_bytes`` runs on the event loop and must not block. ``role``: what is on it (``DiskSample``)."""
+        super().__init__(clock, poll=poll, deadline=deadline)
+        self.name = f"disk {role}" if role else self.name
         self.path, self._role = path, role
         """The path can change during training."""
-        self._clock = clock
         self._capacity = capacity_bytes
         self._known = known_bytes
         self._asked_at = float("-inf")
         """A reading is as old as its question: what was removed before that is free in it."""
-        self._poller: Poller[_Seen, DiskSample] = Poller(
-            f"disk {role}" if role else self.name, clock, self, poll=poll, deadline=deadline
-        )
 
-    async def start(self) -> None:
-        self.start_polling()
-
-    def start_polling(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
-
-    def refresh(self) -> None:
-        """Read again now, for instance after something was removed."""
-        self._poller.wake()
-
-    def latest(self) -> Reading[DiskSample]:
-        return self._poller.latest()
-
-    def prepare(self) -> Read[_Seen]:
+    def prepare(self) -> Read[_SpaceRead]:
         self._asked_at = self._clock.monotonic()
         return lambda: look(self.path)
 
-    def absorb(self, seen: _Seen) -> Reading[DiskSample]:
+    def absorb(self, seen: _SpaceRead) -> Reading[DiskSample]:
         now = self._asked_at
         if seen.error is not None:
             state = SensorState.DENIED if isinstance(seen.error, PermissionError) else SensorState.BLIND
@@ -132,10 +114,6 @@ class DiskSensor:
         return reading
 
 
-OTHERS_POLL = 30.0
-"""Seconds. The other filesystems fill more slowly than the one with the saves, and podwatch removes nothing there."""
-
-
 class DisksSensor:
     """Every other file system that the run or podwatch writes to, each in a thread of its own: one that hangs must not
     blind the others. ``places`` gives role -> path; it runs on the event loop and must not block. A file system that
@@ -143,7 +121,8 @@ class DisksSensor:
 
     name = "disks"
 
-    def __init__(self, places: Callable[[], Mapping[str, Path]], clock: Clock, poll: float = OTHERS_POLL) -> None:
+    # Read rarely: they fill more slowly than the one with the saves, and podwatch removes nothing there.
+    def __init__(self, places: Callable[[], Mapping[str, Path]], clock: Clock, poll: float = 30.0) -> None:
         self._wanted, self._clock, self._poll = places, clock, poll
         self._places: dict[str, DiskSensor] = {}
         self._started = False
@@ -163,7 +142,7 @@ class DisksSensor:
     def refresh(self) -> None:
         """Read all again now."""
         for place in self._places.values():
-            place.refresh()
+            place.wake()
 
     def _follow(self) -> None:
         """Follow new paths: parts become known with the first save, so this runs rarely. A role that is gone is still
@@ -176,7 +155,7 @@ class DisksSensor:
             place = self._places.get(role)
             if place is None:
                 place = self._places[role] = DiskSensor(path, self._clock, poll=self._poll, role=role)
-                place.start_polling()
+                place.begin()
             place.path = path
 
     def latest(self) -> Reading[tuple[DiskSample, ...]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from podwatch.domain.snapshot import GpuSample, GpuState, Reading, SensorState, observed, unobserved
-from podwatch.sensors.base import Poller, Read
+from podwatch.sensors.base import PolledSensor, Read
 from podwatch.sensors.gpu_child import CRASH_FIX
 from podwatch.sensors.xid import XidInbox
 from podwatch.system.clock import Clock
@@ -47,7 +47,7 @@ class GpuReader(Protocol):
     def close(self) -> None: ...
 
 
-class GpuSensor:
+class GpuSensor(PolledSensor["tuple[GpuSample, ...] | ReaderUnavailable | None", tuple[GpuSample, ...]]):
     """Reads the GPUs every ``poll`` seconds; BLIND when an answer takes longer than ``deadline`` seconds.
 
     One hung device hangs the whole reading (NVML has one lock), so all are BLIND; a lost device does not hang.
@@ -56,26 +56,14 @@ class GpuSensor:
     name = "gpu"
 
     def __init__(self, reader: GpuReader, clock: Clock, poll: float = 2.0, deadline: float = 5.0) -> None:
+        super().__init__(clock, poll=poll, deadline=deadline)
         self._reader = reader
-        self._clock = clock
         self._reopen_at = 0.0
         self._reopen_delay = REOPEN_MIN
         self._failure: Reading[tuple[GpuSample, ...]] | None = None
-        self._poller: Poller[tuple[GpuSample, ...] | ReaderUnavailable | None, tuple[GpuSample, ...]] = Poller(
-            self.name, clock, self, poll=poll, deadline=deadline, close=reader.close
-        )
 
-    async def start(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
-
-    def latest(self) -> Reading[tuple[GpuSample, ...]]:
-        return self._poller.latest()
-
-    def wake(self) -> None:
-        self._poller.wake()
+    def close(self) -> None:
+        self._reader.close()
 
     def prepare(self) -> Read["tuple[GpuSample, ...] | ReaderUnavailable | None"]:
         if self._failure is not None and self._clock.monotonic() < self._reopen_at:

@@ -25,7 +25,7 @@ EVERY = 15
 an ECC error also comes as an XID, and the temperature is only shown; four more calls per device at every poll would
 cost twice as much as all the others."""
 MAX_EVENTS = 32
-"""Events read per poll; the rest is read at the next poll."""
+"""XidEvents read per poll; the rest is read at the next poll."""
 NO_PERMISSION_FIX = (
     "give podwatch's user access to /dev/nvidiactl and /dev/nvidia*; in a systemd unit: DeviceAllow=char-nvidia* rw"
 )
@@ -196,7 +196,7 @@ def _reasons(nvml: Any, bits: int) -> list[str]:
     return found or (["hw-slowdown"] if bits & nvml.nvmlClocksThrottleReasonHwSlowdown else [])
 
 
-class Events:
+class XidEvents:
     """NVML's critical-XID events of all devices. ``watched`` only if every device could be registered."""
 
     def __init__(self, nvml: Any, devices: list[Device]) -> None:
@@ -229,13 +229,13 @@ class Events:
         return found
 
 
-class Reader:
+class NvmlLibrary:
     """``report`` writes one line of JSON."""
 
     def __init__(self, library: str, report: Callable[[dict[str, Any]], None]) -> None:
         self.library, self.report = library, report
         self.devices: list[Device] = []
-        self.events: Events | None = None
+        self.events: XidEvents | None = None
 
     def read(self) -> dict[str, Any]:
         """All devices in index order, and the new XIDs. Raises Failed."""
@@ -261,7 +261,7 @@ class Reader:
         if not self.devices:
             fix = "check NVIDIA_VISIBLE_DEVICES and the number of GPUs of the pod"
             raise Failed("absent", "NVML works but shows no GPU", fix)
-        self.events = Events(nvml, self.devices)
+        self.events = XidEvents(nvml, self.devices)
         self.report({"stage": "in a reading"})
 
     def _load(self) -> None:
@@ -282,7 +282,7 @@ def main(library: str, seconds: str) -> None:
     def report(line: dict[str, Any]) -> None:
         os.write(answers, json.dumps(line).encode() + b"\n")
 
-    reader = Reader(library, report)
+    reader = NvmlLibrary(library, report)
     while os.read(0, 4096):
         signal.alarm(int(seconds))  # ends a reading that hangs when podwatch is gone
         try:

@@ -5,13 +5,12 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import psutil
 
 from podwatch.domain.process import ProcessIdentity, ProcessSample
 from podwatch.domain.snapshot import FileUse, HostSample, Reading, SensorState, TrainerSample, observed, unobserved
-from podwatch.sensors.base import Poller, Read
+from podwatch.sensors.base import PolledSensor, Read, Sensor
 from podwatch.sensors.xid import XidInbox
 from podwatch.system.clock import Clock
 
@@ -20,27 +19,17 @@ from podwatch.system.clock import Clock
 POLL = 10.0
 """Seconds. Memory that runs out within ten seconds is found afterwards by the OOM counter."""
 DEADLINE = 10.0
-FILES_SHOWN = 5
-LIMITS_KEPT = 30
-"""Polls for which a process's limit is cached (five minutes): vLLM raises its own once, at the start."""
-UNLIMITED_FILES = 1 << 40
 _NOFILE = re.compile(rb"^Max open files +(\d+|unlimited)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _HostRead:
     sample: HostSample | None
     limits: dict[ProcessIdentity, int]
     problem: str = ""
 
 
-class TreeReadings(Protocol):
-    """The trainer's processes as last seen (``sensors.processes``)."""
-
-    def latest(self) -> Reading[TrainerSample]: ...
-
-
-class HostSensor:
+class HostSensor(PolledSensor[_HostRead, HostSample]):
     """Reads the host, and the files and memory group of the trainer's processes.
 
     Open files are counted from the size of ``/proc/PID/fd``, which Linux 6.2 and later show to every user, else by
@@ -54,42 +43,35 @@ class HostSensor:
         self,
         clock: Clock,
         *,
-        trainer: TreeReadings,
+        trainer: Sensor[TrainerSample],
         xids: XidInbox,
         poll: float = POLL,
         deadline: float = DEADLINE,
         proc: Path = Path("/proc"),
         shm: Path = Path("/dev/shm"),
     ) -> None:
-        self._clock, self._trainer, self._xids, self._proc, self._shm = clock, trainer, xids, proc, shm
+        super().__init__(clock, poll=poll, deadline=deadline, max_stuck=1)
+        self._trainer, self._xids, self._proc, self._shm = trainer, xids, proc, shm
         self._limits: dict[ProcessIdentity, int] = {}
         self._looks = 0
-        self._poller: Poller[_Seen, HostSample] = Poller(
-            self.name, clock, self, poll=poll, deadline=deadline, max_stuck=1
-        )
-
-    async def start(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
 
     def latest(self) -> Reading[HostSample]:
         """The newest reading. XIDs are as new as the inbox, the rest as new as the last poll."""
-        reading = self._poller.latest()
+        reading = super().latest()
         xids = self._xids.newest()
         if reading.value is None or reading.value.xids == xids:
             return reading
         return replace(reading, value=replace(reading.value, xids=xids))
 
-    def prepare(self) -> Read[_Seen]:
+    def prepare(self) -> Read[_HostRead]:
         trainer = self._trainer.latest().value
         tree = trainer.descendants if trainer is not None else ()
         self._looks += 1
-        limits = dict(self._limits) if self._looks % LIMITS_KEPT else {}
+        # Limits are read again every five minutes: vLLM raises its own once, at the start
+        limits = dict(self._limits) if self._looks % 30 else {}
         return lambda: self._look(tree, limits)
 
-    def absorb(self, seen: _Seen) -> Reading[HostSample]:
+    def absorb(self, seen: _HostRead) -> Reading[HostSample]:
         now = self._clock.monotonic()
         self._limits = seen.limits
         if seen.sample is None:
@@ -97,11 +79,11 @@ class HostSensor:
         reading = observed(seen.sample, now)
         return Reading(reading.state, now, seen.sample, seen.problem) if seen.problem else reading
 
-    def _look(self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]) -> _Seen:
+    def _look(self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]) -> _HostRead:
         try:
             memory, swap = psutil.virtual_memory(), psutil.swap_memory()
         except (OSError, KeyError, ValueError, psutil.Error) as error:
-            return _Seen(None, limits, f"cannot read the machine's memory: {error}")
+            return _HostRead(None, limits, f"cannot read the machine's memory: {error}")
         group = read(tree[0].identity.pid, self._proc) if tree else None
         files, unreadable, known = self._open_files(tree, limits)
         shm = self._shm_room()
@@ -122,7 +104,7 @@ class HostSensor:
         )
         who = f"{unreadable} of {len(tree)} processes"
         problem = f"no permission to count the open files of {who}" if unreadable else ""
-        return _Seen(sample, known, problem)
+        return _HostRead(sample, known, problem)
 
     def _open_files(
         self, tree: tuple[ProcessSample, ...], limits: dict[ProcessIdentity, int]
@@ -143,7 +125,7 @@ class HostSensor:
             known[process.identity] = limit
             found.append(FileUse(pid, process.name, used, limit))
         found.sort(key=lambda use: (-use.open_files / use.limit, use.pid))
-        return tuple(found[:FILES_SHOWN]), unreadable, known
+        return tuple(found[:5]), unreadable, known
 
     def _count(self, pid: int) -> int:
         path = f"{self._proc}/{pid}/fd"
@@ -154,7 +136,7 @@ class HostSensor:
         match = _NOFILE.search((self._proc / str(pid) / "limits").read_bytes())
         if match is None:
             raise ValueError("no limit found")
-        return UNLIMITED_FILES if match[1] == b"unlimited" else max(1, int(match[1]))
+        return 1 << 40 if match[1] == b"unlimited" else max(1, int(match[1]))
 
     def _shm_room(self) -> tuple[int, int] | None:
         try:
@@ -169,11 +151,6 @@ class HostSensor:
 # Limit, use and OOM kills, under cgroup v2 and v1. Reads /proc and /sys; may block. Use excludes the page cache: a
 # trainer that writes checkpoints fills any limit with cache, which the kernel reclaims before it kills a process.
 # In-memory files (/dev/shm) are not on the cache lists, so they count as use.
-
-UNLIMITED = 1 << 60
-"""v1 has no "max": an unlimited group shows a number near 2^63."""
-DEPTH = 32
-"""Ancestors that are read. A pod has four to eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +224,7 @@ def read(pid: int, proc: Path = Path("/proc")) -> Memory | None:
     own = directory_of(mount, group)
     tightest: tuple[float, int, int] | None = None
     directory = own
-    for _ in range(DEPTH):
+    for _ in range(32):  # a pod has four to eight
         limit, used = _limit(directory, mount.version), _used(directory, mount.version)
         if limit and used is not None and (tightest is None or used / limit > tightest[0]):
             tightest = (used / limit, limit, used)
@@ -263,7 +240,8 @@ def read(pid: int, proc: Path = Path("/proc")) -> Memory | None:
 
 def _limit(directory: Path, version: int) -> int | None:
     value = _number(directory / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
-    return value if value is not None and 0 < value < UNLIMITED else None
+    # v1 has no "max": an unlimited group shows a number near 2^63
+    return value if value is not None and 0 < value < (1 << 60) else None
 
 
 def _used(directory: Path, version: int) -> int | None:

@@ -8,9 +8,11 @@ import math
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
+import psutil
+
+from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     Health,
     InferenceSample,
@@ -18,11 +20,15 @@ from podwatch.domain.snapshot import (
     Reading,
     SensorState,
     ServerKind,
+    TrainerSample,
     observed,
     unobserved,
 )
-from podwatch.sensors.base import Poller, Read, end_task
+from podwatch.sensors.base import PolledSensor, Read, Sensor, end_task
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.trainer import process_roles
+from podwatch.trainer.process_roles import port_of
 
 MAX_BODY = 4 << 20
 """Maximum bytes read of an answer; vLLM's /metrics with all histograms is about 100 KB per engine."""
@@ -32,8 +38,6 @@ LIVENESS_TIMEOUT = 35.0
 """Seconds. prime-rl's route times out after 30 s and answers 503; a little longer, so that podwatch receives that
 answer."""
 SLEEPING_TIMEOUT = 5.0
-ROUTE_RETRY = 600.0
-"""Seconds until a route that a server does not have (404) is requested again: the server may have been upgraded."""
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -61,14 +65,6 @@ def sum_series(text: str, name: str) -> float | None:
     return total if total is not None and math.isfinite(total) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A sample, or the reason why there is none: ``problem`` is no evidence about the engine."""
-
-    sample: InferenceSample | None
-    problem: str = ""
-
-
 def _get(parts: SplitResult, path: str, timeout: float) -> tuple[int, bytes]:
     """Status and body of one GET. Blocks; the connect can take ``timeout`` seconds and the answer as long again."""
     until = time.monotonic() + timeout
@@ -90,26 +86,27 @@ def _get(parts: SplitResult, path: str, timeout: float) -> tuple[int, bytes]:
         connection.close()
 
 
-def probe(url: str, timeout: float) -> _Answer:
-    """Query one server. Blocks up to about 2 x ``timeout`` seconds; does not raise network errors."""
+def probe(url: str, timeout: float) -> InferenceSample | str:
+    """Query one server; a text says why nothing is known of the engine. Blocks up to about 2 x ``timeout`` seconds;
+    does not raise network errors."""
     try:
         parts = _address(url)
         status, _ = _get(parts, "/health", timeout)
     except TimeoutError:
-        return _Answer(InferenceSample(url, Health.TIMEOUT))
+        return InferenceSample(url, Health.TIMEOUT)
     except ConnectionRefusedError:
-        return _Answer(InferenceSample(url, Health.REFUSED))
+        return InferenceSample(url, Health.REFUSED)
     except ConnectionError:  # reset or closed without an answer: perhaps ending; the next poll shows it
-        return _Answer(InferenceSample(url, Health.TIMEOUT))
+        return InferenceSample(url, Health.TIMEOUT)
     except http.client.HTTPException as error:
-        return _Answer(None, f"{url} does not speak HTTP ({type(error).__name__})")
+        return f"{url} does not speak HTTP ({type(error).__name__})"
     except (OSError, ValueError) as error:
-        return _Answer(None, f"cannot connect to {url}: {error}")
+        return f"cannot connect to {url}: {error}"
     if status >= 500:
-        return _Answer(_with_counters(InferenceSample(url, Health.UNHEALTHY, status), parts, timeout))
+        return _with_counters(InferenceSample(url, Health.UNHEALTHY, status), parts, timeout)
     if not 200 <= status < 300:
-        return _Answer(None, f"{url}/health answered {status}: check that this is the address of a vLLM server")
-    return _Answer(_with_counters(InferenceSample(url, Health.OK, status), parts, timeout))
+        return f"{url}/health answered {status}: check that this is the address of a vLLM server"
+    return _with_counters(InferenceSample(url, Health.OK, status), parts, timeout)
 
 
 def _with_counters(sample: InferenceSample, parts: SplitResult, timeout: float) -> InferenceSample:
@@ -183,95 +180,79 @@ def _address(url: str) -> SplitResult:
     return urlsplit(url.rstrip("/").removesuffix("/v1"))
 
 
-class Server:
-    """One server: a quick poller for the routes that answer at once, a slow one for those that go through the engine,
-    each with its own thread. So neither a hung engine nor a hung server delays anything else."""
+class PolledServer(PolledSensor[tuple[InferenceSample | str, ServerKind | None], InferenceSample]):
+    """One server: this polls the routes that answer at once, ``inside`` those that go through the engine, each with its
+    own thread. So neither a hung engine nor a hung server delays anything else."""
 
     def __init__(
         self, url: str, clock: Clock, *, timeout: float, poll: float, kind: ServerKind | None = None,
         discovered: bool = False,
     ) -> None:  # fmt: skip
-        self.url = url
-        self._clock = clock
-        self._timeout = timeout
-        self._kind = kind
-        self._discovered = discovered
         # Three requests, each a connect and an answer within the timeout; beyond that, name resolution hangs.
-        self.quick: Poller[tuple[_Answer, ServerKind | None], InferenceSample] = Poller(
-            f"inference {url}", clock, self, poll=poll, deadline=6 * timeout + 1.0
-        )
-        self.slow: Poller[tuple[Inside, frozenset[str]], Inside] = Poller(
-            f"inside {url}",
-            clock,
-            _SlowRoutes(self, clock),
-            poll=LIVENESS_POLL,
-            deadline=2 * (LIVENESS_TIMEOUT + SLEEPING_TIMEOUT) + 5.0,
-        )
+        super().__init__(clock, poll=poll, deadline=6 * timeout + 1.0)
+        self.name, self.url = f"inference {url}", url
+        self._timeout, self._kind, self._discovered = timeout, kind, discovered
+        self._slow = SlowRoutes(self, clock)
 
-    def start(self) -> None:
-        self.quick.start()
-        self.slow.start()
+    def begin(self) -> None:
+        super().begin()
+        self._slow.begin()
 
     async def stop(self) -> None:
-        await self.quick.stop()
-        await self.slow.stop()
+        await super().stop()
+        await self._slow.stop()
 
     def latest(self) -> Reading[InferenceSample]:
-        reading = self.quick.latest()
+        reading = super().latest()
         if reading.value is None:
             return reading
-        inside = self._inside()
+        inside = self._slow.latest().value
+        if inside is None or self._clock.monotonic() - inside.at > LIVENESS_POLL + 2 * LIVENESS_TIMEOUT:
+            inside = Inside(0.0)
+        kind = self._kind or ServerKind.ENGINE
         sample = replace(
             reading.value,
-            kind=self._kind or ServerKind.ENGINE,
+            kind=kind,
             discovered=self._discovered,
-            liveness=inside.liveness if inside is not None else None,
-            asleep=inside.asleep if inside is not None else None,
+            liveness=inside.liveness,
+            asleep=inside.asleep,
         )
-        return Reading(reading.state, reading.at, sample, reading.detail)
+        return replace(reading, value=sample)
 
-    def _inside(self) -> Inside | None:
-        """The newest slow answer, while it is recent enough."""
-        inside = self.slow.latest().value
-        if inside is None or self._clock.monotonic() - inside.at > LIVENESS_POLL + 2 * LIVENESS_TIMEOUT:
-            return None
-        return inside
-
-    def prepare(self) -> Read[tuple[_Answer, ServerKind | None]]:
+    def prepare(self) -> Read[tuple[InferenceSample | str, ServerKind | None]]:
         url, timeout, known = self.url, self._timeout, self._kind
 
-        def look() -> tuple[_Answer, ServerKind | None]:
+        def look() -> tuple[InferenceSample | str, ServerKind | None]:
             answer = probe(url, timeout)
             kind = known
-            sample = answer.sample
-            if kind is None and sample is not None and sample.health is Health.OK:
+            if kind is None and isinstance(answer, InferenceSample) and answer.health is Health.OK:
                 # Its own counters prove that it is an engine; without them podwatch queries it.
-                router = False if sample.generation_tokens_total is not None else is_router(url, timeout)
+                router = False if answer.generation_tokens_total is not None else is_router(url, timeout)
                 kind = None if router is None else ServerKind.ROUTER if router else ServerKind.ENGINE
             return answer, kind
 
         return look
 
-    def absorb(self, result: tuple[_Answer, ServerKind | None]) -> Reading[InferenceSample]:
+    def absorb(self, result: tuple[InferenceSample | str, ServerKind | None]) -> Reading[InferenceSample]:
         answer, self._kind = result
         now = self._clock.monotonic()
-        if answer.sample is None:
-            return unobserved(SensorState.BLIND, now, answer.problem)
-        return observed(answer.sample, now)
+        return unobserved(SensorState.BLIND, now, answer) if isinstance(answer, str) else observed(answer, now)
 
     @property
     def engine_answers(self) -> bool:
         """Whether it is no router and answered its last request, even if too late."""
-        quick = self.quick.latest().value
-        up = quick is not None and quick.health in (Health.OK, Health.TIMEOUT)
+        newest = super().latest().value
+        up = newest is not None and newest.health in (Health.OK, Health.TIMEOUT)
         return up and self._kind is not ServerKind.ROUTER
 
 
-class _SlowRoutes:
+class SlowRoutes(PolledSensor[tuple[Inside, frozenset[str]], Inside]):
     """The routes that go through the engine, as far as the server has them."""
 
-    def __init__(self, server: Server, clock: Clock) -> None:
-        self._server, self._clock = server, clock
+    def __init__(self, server: PolledServer, clock: Clock) -> None:
+        super().__init__(clock, poll=LIVENESS_POLL, deadline=2 * (LIVENESS_TIMEOUT + SLEEPING_TIMEOUT) + 5.0)
+        self.name = f"inside {server.url}"
+        self._server = server
         self._missing: dict[str, float] = {}  # route -> when to request it again
 
     def prepare(self) -> Read[tuple[Inside, frozenset[str]]]:
@@ -284,32 +265,26 @@ class _SlowRoutes:
     def absorb(self, result: tuple[Inside, frozenset[str]]) -> Reading[Inside]:
         inside, missing = result
         for route in missing:
-            self._missing[route] = inside.at + ROUTE_RETRY
+            self._missing[route] = inside.at + 600.0  # the server may be upgraded
         return observed(inside, inside.at)
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
-    """Servers found in the process tree of one start (``start_id``); ``detail`` is the reason if none or not all were
-    found."""
+# -- sensor ----------------------------------------------------------------------------------------------------------
 
-    start_id: str = ""
-    servers: tuple[tuple[str, ServerKind | None], ...] = ()
-    detail: str = "no inference URL configured ([inference] urls)"
-
-
-class Finder(Protocol):
-    """Finds servers (``sensors.server_discovery``)."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def latest(self) -> Discovery: ...
+NO_URL = "no inference URL configured ([inference] urls)"
+TRIES = 30
+"""Requests to one address without an answer before podwatch gives up on it, one per search: five minutes ..."""
+TRIES_NAMED = 600
+"""... and where the command line names the port, longer than any start-up."""
 
 
 class InferenceSensor:
-    """Reads all configured servers, or if none is configured, those that ``finder`` found.
+    """Reads all configured servers, or if none is configured, those in the process tree of ``trainer``.
+
+    A server's port is on its command line, or among the sockets its process listens on. Only processes with the role of
+    an inference server are examined, and an address counts only after ``/health`` there answered 200: so another
+    program is never taken for a dead server. Found servers are polled until the start of training ends: podwatch must
+    notice when one is gone.
 
     A server that cannot be observed (no HTTP, wrong address, name not found) is left out of the value and named in
     ``detail``; if no server can be observed, the reading is BLIND. An answer that takes longer than ``timeout`` is
@@ -325,66 +300,57 @@ class InferenceSensor:
         timeout: float = 2.0,
         poll: float = 5.0,
         *,
-        finder: Finder | None = None,
+        trainer: Sensor[TrainerSample] | None = None,
+        known: tuple[str, tuple[str, ...]] = ("", ()),
+        search: float = 10.0,
     ) -> None:
-        self._clock, self._timeout, self._poll = clock, timeout, poll
-        self._finder = finder if not urls else None
+        """``known``: addresses that an earlier podwatch found, and the start of training they belong to. A server that
+        has died since would never be found again."""
+        self._clock, self._timeout, self._poll, self._search = clock, timeout, poll, search
+        self._trainer = trainer if not urls else None
+        self._known = known
         self._start_id = ""
-        self._servers: dict[str, Server] = {url: self._server(url) for url in urls}
-        self._absent: Reading[tuple[InferenceSample, ...]] = unobserved(
-            SensorState.ABSENT, clock.monotonic(), "no inference URL configured ([inference] urls)"
-        )
+        self._tried: dict[str, int] = {}
+        self._servers: dict[str, PolledServer] = {url: self._server(url) for url in urls}
+        self._detail = "searching for inference servers in the trainer's process tree" if self._trainer else NO_URL
+        self._worker = Worker("find servers")
         self._task: asyncio.Task[None] | None = None
 
-    def _server(self, url: str, kind: ServerKind | None = None, *, discovered: bool = False) -> Server:
-        return Server(url, self._clock, timeout=self._timeout, poll=self._poll, kind=kind, discovered=discovered)
+    def _server(self, url: str, kind: ServerKind | None = None, *, discovered: bool = False) -> PolledServer:
+        return PolledServer(url, self._clock, timeout=self._timeout, poll=self._poll, kind=kind, discovered=discovered)
 
     async def start(self) -> None:
         for server in self._servers.values():
-            server.start()
-        if self._finder is not None and self._task is None:
-            await self._finder.start()
-            self._task = asyncio.create_task(self._follow(), name="sensor inference: discovery")
+            server.begin()
+        if self._trainer is not None and self._task is None:
+            self._task = asyncio.create_task(self._run(self._trainer), name="sensor inference: search")
 
     async def stop(self) -> None:
         task, self._task = self._task, None
         if task is not None:
             await end_task(task)
-        if self._finder is not None:
-            await self._finder.stop()
         for server in self._servers.values():
             await server.stop()
-
-    async def _follow(self) -> None:
-        """Poll the servers that were found until this start ends: podwatch must notice when one is gone."""
-        while self._finder is not None:
-            discovery = self._finder.latest()
-            if discovery.start_id != self._start_id:
-                self._start_id = discovery.start_id
-                old, self._servers = self._servers, {}
-                for server in old.values():
-                    await server.stop()
-            for url, kind in discovery.servers:
-                if url not in self._servers:
-                    self._servers[url] = server = self._server(url, kind, discovered=True)
-                    server.start()
-            await self._clock.sleep(self._poll)
+        self._worker.close()
 
     def wake(self) -> None:
         """Query the health of every server now; the routes that go through the engine keep their interval."""
         for server in self._servers.values():
-            server.quick.wake()
+            server.wake()
 
     @property
     def urls(self) -> tuple[str, ...]:
         """The servers that are polled now: between two starts of training, those of the last start."""
         return tuple(self._servers)
 
+    def ports(self) -> tuple[int, ...]:
+        """Ports on this machine that must be free before a start."""
+        addresses = map(urlsplit, self.urls or self._known[1])
+        return tuple(a.port for a in addresses if a.hostname in ("127.0.0.1", "localhost", "::1") and a.port)
+
     def latest(self) -> Reading[tuple[InferenceSample, ...]]:
         if not self._servers:
-            if self._finder is None:
-                return self._absent
-            return unobserved(SensorState.ABSENT, self._clock.monotonic(), self._finder.latest().detail)
+            return unobserved(SensorState.ABSENT, self._clock.monotonic(), self._detail)
         readings = [server.latest() for server in self._servers.values()]
         seen = [(reading.value, reading.at) for reading in readings if reading.value is not None]
         missing = "; ".join(reading.detail for reading in readings if not reading.ok)
@@ -394,14 +360,78 @@ class InferenceSensor:
         state = SensorState.BLIND if any(r.state is SensorState.BLIND for r in readings) else SensorState.PENDING
         return unobserved(state, max(r.at for r in readings), missing)
 
+    # -- search in the process tree
 
-class Servers:
-    """The addresses of the inference servers: as discovered now, else as known of an earlier podwatch."""
+    async def _run(self, trainer: Sensor[TrainerSample]) -> None:
+        while True:
+            try:
+                await self.look(trainer.latest().value)
+            except Exception as error:  # any error must be visible, and the search must continue
+                self._detail = f"cannot search for inference servers: {error or type(error).__name__}"
+            await self._clock.sleep(self._search)
 
-    def __init__(self, sensor: InferenceSensor, known: tuple[str, ...]) -> None:
-        self._sensor, self._known = sensor, known
+    async def look(self, sample: TrainerSample | None) -> None:
+        """Search one reading of the tree."""
+        if sample is None or not sample.alive:
+            return
+        if sample.start_id != self._start_id:
+            await self._new_start(sample.start_id)
+        processes = [p for p in sample.descendants if p.role is ProcessRole.INFERENCE]
+        if not processes:
+            self._detail = "no inference server found in the trainer's process tree; set [inference] urls"
+            return
+        denied = 0
+        for process in processes:
+            port = port_of(process.command)
+            if port is not None:
+                await self._knock(process, f"http://127.0.0.1:{port}", TRIES_NAMED)
+                continue
+            found = await self._worker.call(listening, process.identity.pid, timeout=5.0)
+            denied += found is None
+            for host, number in (found or ())[:8]:  # a server has one or two
+                await self._knock(process, f"http://{host}:{number}", TRIES)
+        why = f"; cannot read the sockets of {denied} of its processes" if denied else ""
+        self._detail = f"no inference server answers yet{why}; if that does not change, set [inference] urls"
 
-    def ports(self) -> tuple[int, ...]:
-        """Ports on this machine that must be free before a start."""
-        addresses = map(urlsplit, self._sensor.urls or self._known)
-        return tuple(a.port for a in addresses if a.hostname in ("127.0.0.1", "localhost", "::1") and a.port)
+    async def _new_start(self, start_id: str) -> None:
+        self._start_id = start_id
+        self._tried.clear()
+        old, self._servers = self._servers, {}
+        for server in old.values():
+            await server.stop()
+        if start_id == self._known[0]:
+            for url in self._known[1]:
+                self._add(url)
+
+    def _add(self, url: str, kind: ServerKind | None = None) -> None:
+        self._servers[url] = server = self._server(url, kind, discovered=True)
+        server.begin()
+
+    async def _knock(self, process: ProcessSample, url: str, most: int) -> None:
+        if url in self._servers or self._tried.get(url, 0) >= most:
+            return
+        self._tried[url] = self._tried.get(url, 0) + 1
+        answer = await self._worker.call(probe, url, self._timeout, timeout=6 * self._timeout + 1.0)
+        if isinstance(answer, InferenceSample) and answer.health is Health.OK:
+            self._add(url, ServerKind.ROUTER if process_roles.is_router(process.command) else None)
+
+
+def listening(pid: int) -> tuple[tuple[str, int], ...] | None:
+    """(host to connect to, port) of the sockets that a process listens on; None if it may not be read. Blocks."""
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return ()
+    except (psutil.Error, OSError):
+        return None
+    found = {(_host(c.laddr.ip), int(c.laddr.port)) for c in connections if c.status == psutil.CONN_LISTEN}
+    return tuple(sorted(found))
+
+
+def _host(address: str) -> str:
+    """The address to connect to, as part of a URL. "Any" becomes loopback: every relevant server with "::" is dual
+    stack."""
+    if address in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    address = address.removeprefix("::ffff:") if "." in address else address
+    return f"[{address}]" if ":" in address else address

@@ -8,11 +8,14 @@ import json
 import os
 import re
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from podwatch.domain.trainer_log import StepPattern, StepRecord, TrainerLog
+from podwatch.system.clock import Clock
 from podwatch.system.files import open_file
 
 # -- lines, and the step in a line -----------------------------------------------------------------------------------
@@ -65,6 +68,12 @@ class LogLine:
     prefix: str = ""
     nested: bool = False
     """The line is a bar below another bar: tqdm moves the cursor up again after it."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The JSON object that the line is."""
+    level: str = ""
+    message: str = ""
+    exception: str = ""
+    """Of a JSON-mode log line, flat or in loguru's ``record``; the level in capitals. Empty if it is something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,24 @@ def clean(raw: bytes) -> LogLine:
     while (match := _PREFIX.match(text)) is not None:
         prefix = match["name"] or prefix
         text = text[match.end() :]
-    return LogLine(text.strip(), prefix, "\x1b[A" in decoded and not decoded.startswith("\x1b[A"))
+    text = text.strip()
+    nested = "\x1b[A" in decoded and not decoded.startswith("\x1b[A")
+    return _json_line(text, prefix, nested) if text.startswith("{") else LogLine(text, prefix, nested)
+
+
+def _json_line(text: str, prefix: str, nested: bool) -> LogLine:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return LogLine(text, prefix, nested)
+    record = row["record"] if isinstance(row.get("record"), dict) else row
+    level = record.get("level")
+    level = level.get("name") if isinstance(level, dict) else level
+    message, exception = record.get("message"), record.get("exception")
+    if not isinstance(message, str):
+        return LogLine(text, prefix, nested, row)
+    level = level.strip().upper() if isinstance(level, str) else ""
+    return LogLine(text, prefix, nested, row, level, message.strip(), exception if isinstance(exception, str) else "")
 
 
 class StepLines:
@@ -107,9 +133,8 @@ class StepLines:
         role = _role_in(line.prefix) or file_role
         if not text.startswith("{"):
             return _first_step(self._plain, text, role)
-        level, message = _json_record(text)
-        if any(pattern.json_level == level for pattern in self._json):
-            return _first_step([p for p in self._json if p.json_level == level], message, role)
+        if line.level and any(pattern.json_level == line.level for pattern in self._json):
+            return _first_step([p for p in self._json if p.json_level == line.level], line.message, role)
         record = self._record(text)
         match = record.step.search(text) if record is not None else None
         return StepLine(int(match[1]), role) if match is not None else None
@@ -136,9 +161,7 @@ def _first_step(patterns: Iterable[StepPattern], text: str, role: str) -> StepLi
 
 def has_finish_line(line: LogLine, finish_line: str) -> bool:
     """Whether this line's message is the trainer's finish line (not merely a quotation of it)."""
-    text = line.text
-    if text.startswith("{"):
-        _, text = _json_record(text)
+    text = line.message if line.text.startswith("{") else line.text
     return finish_line in text and _BARE.sub("", _LOCATION.sub("", text), count=1) == finish_line
 
 
@@ -154,37 +177,17 @@ def _role_in(text: str) -> str:
     return "trainer" if "trainer" in lowered else ""
 
 
-def _json_record(text: str) -> tuple[str, str]:
-    """Level, in capitals, and message of a JSON-mode line, flat or in loguru's ``record``; empty if it is something
-    else."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return "", ""
-    if isinstance(document, dict) and isinstance(document.get("record"), dict):
-        document = document["record"]
-    if not isinstance(document, dict):
-        return "", ""
-    found = document.get("level")
-    if isinstance(found, dict):
-        found = found.get("name")
-    message = document.get("message")
-    if not isinstance(message, str) or not isinstance(found, str):
-        return "", ""
-    return found.strip().upper(), message.strip()
-
-
 # -- files and positions ---------------------------------------------------------------------------------------------
 
 BLOCK = 256 << 10
+LINES_SHOWN = 50
+"""Last lines of a log that are kept for display."""
 READ_PER_LOOK = 4 << 20
 """Bytes of one file per poll. Older unread lines are skipped: the newest matter."""
 FILES = 64
 """Maximum number of followed files, the last written first."""
 TAIL = 16 << 10
 """Bytes read of a file that is followed from its end, so that its last lines can be shown."""
-TAIL_FILES = 16
-"""Number of files that ``tails`` reads: those written last."""
 TAIL_LINES = 400
 TAIL_BYTES = 256 << 10
 HEAD = 64
@@ -220,10 +223,12 @@ class FileNews:
     path: str
     name: str = ""
     position: Position | None = None
-    lines: tuple[bytes, ...] = ()
-    old: tuple[bytes, ...] = ()
+    lines: tuple[LogLine, ...] = ()
+    old: tuple[LogLine, ...] = ()
     mtime: float = 0.0
     error: str = ""
+    figures: bool = False
+    """It is a file of training metrics, not a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +280,7 @@ def tails(sources: Sources) -> dict[str, tuple[str, ...]]:
                     found.append((info.st_mtime, name, _tail(fd, info.st_size)))
             finally:
                 os.close(fd)
-    newest = sorted(found, reverse=True)[:TAIL_FILES]
+    newest = sorted(found, reverse=True)[:16]  # the files that were written last
     return {name: lines for _, name, lines in newest if lines}
 
 
@@ -319,18 +324,24 @@ def _look_at(path: str, position: Position | None, from_end: bool, since_wall: f
             position = Position(info.st_dev, info.st_ino, 0, head)
             new = since_wall is not None and info.st_mtime >= since_wall
             if from_end and not new:
-                position, old = _start_at_end(fd, position, info.st_size)
-                return FileNews(path, position=position, old=old, mtime=info.st_mtime)
-            from_end = False
+                position, lines = _start_at_end(fd, position, info.st_size)
+            else:
+                from_end = False
+                position, lines = _read(fd, position, info.st_size)
+            return _news(path, position, lines, info, old=from_end)
         position, lines = _read(fd, replace(position, head=head), info.st_size)
-        lines = rotated + lines
-        if from_end:
-            return FileNews(path, position=position, old=lines, mtime=info.st_mtime)
-        return FileNews(path, position=position, lines=lines, mtime=info.st_mtime)
+        return _news(path, position, rotated + lines, info, old=from_end)
     except OSError as error:
         return FileNews(path, position=position, error=f"{path}: {error.strerror}")
     finally:
         os.close(fd)
+
+
+def _news(path: str, position: Position, raw: Sequence[bytes], info: os.stat_result, *, old: bool) -> FileNews:
+    news = FileNews(path, position=position, mtime=info.st_mtime)
+    if old:
+        return replace(news, old=tuple(map(clean, raw[-LINES_SHOWN:])))
+    return replace(news, lines=tuple(map(clean, raw)))
 
 
 def _tail(fd: int, size: int) -> tuple[str, ...]:
@@ -402,3 +413,53 @@ def from_json(document: object) -> dict[str, Position] | None:
 def known(news: Sequence[FileNews]) -> dict[str, Position]:
     """The positions for the next poll, without files that are gone."""
     return {item.path: item.position for item in news if item.position is not None}
+
+
+# -- what reads the new lines besides the steps ---------------------------------------------------------------------
+
+SILENT_SECONDS = 60.0
+"""Seconds without a read after which a reading of the logs is BLIND: the disk or the progress sensor hangs."""
+
+Found = TypeVar("Found")
+
+
+def silent(seconds: float) -> str:
+    return f"podwatch has not read the logs for {seconds:.0f} s"
+
+
+class LogReader(ABC, Generic[Found]):
+    """A sensor that gets the new lines of every log from the one that follows them, so that each is read once."""
+
+    name = ""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looked_at: float | None = None
+
+    async def start(self) -> None:
+        """Nothing of its own runs."""
+
+    async def stop(self) -> None:
+        """Nothing of its own runs."""
+
+    @abstractmethod
+    def look(self, news: Sequence[FileNews]) -> Found:
+        """Runs in the thread, which can be abandoned: must not change any state."""
+
+    @abstractmethod
+    def count(self, found: Found, now: float) -> None:
+        """Runs on the loop: ``found`` is the result of ``look`` for lines of the present start."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget everything: training was started."""
+
+    def take(self, found: Found | None, now: float) -> None:
+        """The logs were read. ``found`` is None where the lines belong to an earlier start."""
+        self._looked_at = now
+        if found is not None:
+            self.count(found, now)
+
+    def silence(self, now: float) -> float:
+        """Seconds since the logs were last read; 0 before the first time."""
+        return 0.0 if self._looked_at is None else now - self._looked_at

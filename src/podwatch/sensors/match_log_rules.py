@@ -3,7 +3,6 @@
 A rule sees the first MATCH_CHARS characters of a line. ``scan`` is stateless, so an abandoned thread does no harm.
 """
 
-import json
 import re
 import time
 from collections import deque
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import LogMatch, Reading, SensorState, observed, unobserved
 from podwatch.domain.trainer_log import LogRule
-from podwatch.sensors.log_tail import FileNews, LogLine, clean
+from podwatch.sensors.log_tail import SILENT_SECONDS, FileNews, LogLine, LogReader, silent
 from podwatch.system.clock import Clock
 
 # -- scan of new lines -----------------------------------------------------------------------------------------------
@@ -38,7 +37,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RuleHits:
     hits: tuple[Hit, ...] = ()
     skipped: int = 0
     """Lines that were skipped because the time ran out."""
@@ -49,31 +48,11 @@ def prepare(rules: Sequence[LogRule]) -> dict[str, re.Pattern[str]]:
     return {rule.name: re.compile(rule.pattern) for rule in rules}
 
 
-def texts(raw: bytes) -> tuple[str, tuple[str, ...]]:
-    """The prefix of a line (torchrun's name), and the texts to match: the line's text, or in JSON mode ``LEVEL
-    message`` and the lines of the exception. Never raises."""
-    line = clean(raw)
-    if not line.text.startswith("{"):
-        return line.prefix, (line.text[:MATCH_CHARS],)
-    return line.prefix, _json_texts(line)
-
-
-def _json_texts(line: LogLine) -> tuple[str, ...]:
-    try:
-        document = json.loads(line.text)
-    except (ValueError, RecursionError):
+def texts(line: LogLine) -> tuple[str, ...]:
+    """The texts to match: the line's text, or in JSON mode ``LEVEL message`` and the lines of the exception."""
+    if not (line.level or line.message or line.exception):
         return (line.text[:MATCH_CHARS],)
-    if isinstance(document, dict) and isinstance(document.get("record"), dict):
-        document = document["record"]
-    if not isinstance(document, dict) or not isinstance(document.get("message"), str):
-        return (line.text[:MATCH_CHARS],)
-    level = document.get("level")
-    if isinstance(level, dict):
-        level = level.get("name")
-    found = [f"{level if isinstance(level, str) else ''} {document['message']}".strip()]
-    exception = document.get("exception")
-    if isinstance(exception, str):
-        found += exception.splitlines()[-EXCEPTION_LINES:]
+    found = (f"{line.level} {line.message}".strip(), *line.exception.splitlines()[-EXCEPTION_LINES:])
     return tuple(text[:MATCH_CHARS] for text in found)
 
 
@@ -87,39 +66,37 @@ def role_in(*names: str) -> str:
     return ""
 
 
-def scan(news: Sequence[FileNews], patterns: Mapping[str, re.Pattern[str]]) -> Found:
+def scan(news: Sequence[FileNews], patterns: Mapping[str, re.Pattern[str]]) -> RuleHits:
     """Apply all rules to the lines of one poll. Blocks for about LOOK_SECONDS of CPU."""
     hits: list[Hit] = []
     skipped = 0
     until = time.thread_time() + LOOK_SECONDS
     for item in news:
         found: dict[str, tuple[int, str, str]] = {}
-        for number, raw in enumerate(item.lines):
+        for number, line in enumerate(item.lines):
             if time.thread_time() > until:
                 skipped += len(item.lines) - number
                 break
-            prefix, candidates = texts(raw)
+            candidates = texts(line)
             for name, pattern in patterns.items():
                 text = next((text for text in candidates if pattern.search(text)), None)
                 if text is not None:
                     count = found[name][0] if name in found else 0
-                    found[name] = (count + 1, text, prefix)
+                    found[name] = (count + 1, text, line.prefix)
         for name, (count, text, prefix) in found.items():
             hits.append(Hit(name, item.path, role_in(prefix, item.name), count, text))
-    return Found(tuple(hits), skipped)
+    return RuleHits(tuple(hits), skipped)
 
 
 # -- sensor ----------------------------------------------------------------------------------------------------------
 
-SILENT_SECONDS = 60.0
-"""Seconds without a read after which the reading is BLIND: the disk or the progress sensor hangs."""
 BUCKETS = 60
 """Buckets of a rule's window in which hits are counted: limits the memory used by many hits."""
 LINE_SHOWN = 300
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RuleCount:
     """The hits of one rule since the start. ``files`` has (from, hits) of every file, oldest first."""
 
     first_at: float
@@ -142,7 +119,7 @@ class _Seen:
         return best, role
 
 
-class LogRulesSensor:
+class LogRulesSensor(LogReader[RuleHits]):
     """Receives lines from the sensor that follows the logs (``look`` in its thread, ``take`` on the loop), so that
     every line is read once. The line that is shown has no secrets."""
 
@@ -156,10 +133,10 @@ class LogRulesSensor:
         followed: bool = True,
     ) -> None:
         """``followed``: there is a log to follow."""
-        self._clock, self._followed = clock, followed
-        self._seen: dict[str, _Seen] = {}
+        super().__init__(clock)
+        self._followed = followed
+        self._seen: dict[str, _RuleCount] = {}
         self._skipped = 0
-        self._looked_at: float | None = None
         self.configure(rules)
 
     def configure(self, rules: Sequence[LogRule]) -> None:
@@ -167,23 +144,16 @@ class LogRulesSensor:
         self._rules = {rule.name: rule for rule in rules}
         self._patterns = prepare(rules)
 
-    async def start(self) -> None:
-        """Nothing of its own runs."""
+    def look(self, news: Sequence[FileNews]) -> RuleHits:
+        return scan([item for item in news if not item.figures], self._patterns)
 
-    async def stop(self) -> None:
-        """Nothing of its own runs."""
-
-    def look(self, news: Sequence[FileNews]) -> Found:
-        return scan(news, self._patterns)
-
-    def take(self, found: Found, now: float) -> None:
-        self._looked_at = now
+    def count(self, found: RuleHits, now: float) -> None:
         self._skipped += found.skipped
         for hit in found.hits:
             rule = self._rules.get(hit.rule)
             if rule is None:
                 continue  # the configuration was changed meanwhile
-            seen = self._seen.setdefault(hit.rule, _Seen(now, now))
+            seen = self._seen.setdefault(hit.rule, _RuleCount(now, now))
             seen.last_at, seen.line = now, scrub(hit.line)[:LINE_SHOWN]
             hits = seen.files.setdefault(hit.path, deque())
             seen.roles[hit.path] = hit.role
@@ -191,10 +161,6 @@ class LogRulesSensor:
                 hits[-1] = (hits[-1][0], hits[-1][1] + hit.count)
             else:
                 hits.append((now, hit.count))
-
-    def looked(self, now: float) -> None:
-        """Note that the files were readable, but the lines belong to an earlier start."""
-        self._looked_at = now
 
     def reset(self) -> None:
         """Forget all hits: training was started."""
@@ -207,9 +173,8 @@ class LogRulesSensor:
             return unobserved(SensorState.ABSENT, now, "no log is followed ([trainer] logs)")
         if self._looked_at is None:
             return unobserved(SensorState.PENDING, now, "not observed yet")
-        silence = now - self._looked_at
-        if silence > SILENT_SECONDS:
-            return unobserved(SensorState.BLIND, now, f"podwatch has not read the logs for {silence:.0f} s")
+        if (silence := self.silence(now)) > SILENT_SECONDS:
+            return unobserved(SensorState.BLIND, now, silent(silence))
         reading = observed(self._matches(now), self._looked_at)
         if not self._skipped:
             return reading

@@ -5,12 +5,11 @@ import os
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Protocol, runtime_checkable
 
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.snapshot import ProcessEnd, Reading, SensorState, TrainerSample, observed, unobserved
 from podwatch.sensors.base import end_task, slot
+from podwatch.sensors.progress import ProgressSensor
 from podwatch.system.clock import Clock, until_beat
 from podwatch.system.procfs import exit_of, open_pidfd
 from podwatch.trainer.base import TrainerHandle
@@ -20,8 +19,6 @@ from podwatch.trainer.process_roles import RolePatterns
 # A descriptor of each process of the run (pidfd) becomes readable when it ends, which costs an idle daemon nothing. The
 # exit status is known where the kernel provides it (Linux 6.15) or the supervisor reaped the process.
 
-FOLLOWED = 64
-"""Maximum number of descriptors: engine workers, servers, orchestrator and trainer ranks of one machine."""
 KEPT = 16
 STATUS_SECONDS = 10.0
 """Seconds after an end during which the exit status is requested: the parent can take a moment to reap the process."""
@@ -37,17 +34,11 @@ class _Followed:
     """A reading of the tree did not show it any more."""
 
 
-class Told(Protocol):
-    def on_end(self, role: ProcessRole) -> None:
-        """A followed process of this role has ended. Must not block."""
-        ...
-
-
 class Ends:
     """Belongs to the event loop; never blocks. ``told`` hears of the end of a followed process at once, where the
     kernel reports it (Linux 5.3)."""
 
-    def __init__(self, clock: Clock, told: Told) -> None:
+    def __init__(self, clock: Clock, told: "ProcessSensor") -> None:
         self._clock, self._told = clock, told
         self._followed: dict[ProcessIdentity, _Followed] = {}
         self._known: deque[ProcessEnd] = deque(maxlen=KEPT)
@@ -68,7 +59,8 @@ class Ends:
             if sample.role is ProcessRole.OTHER or sample.state in _DEAD:
                 continue
             living.add(sample.identity)
-            if sample.identity not in self._followed and len(self._followed) < FOLLOWED:
+            # Engine workers, servers, orchestrator and trainer ranks of one machine
+            if sample.identity not in self._followed and len(self._followed) < 64:
                 self._follow(sample)
         for identity, found in list(self._followed.items()):
             if identity in living:
@@ -119,44 +111,6 @@ class Ends:
             os.close(found.fd)
 
 
-NOBODY_TOLD: Mapping[tuple[int, int], ExitStatus] = MappingProxyType({})
-
-
-@runtime_checkable
-class TellsEnds(Protocol):
-    """A handle that knows the exit status of some processes of its tree."""
-
-    @property
-    def ended(self) -> Mapping[tuple[int, int], ExitStatus]: ...
-
-
-@runtime_checkable
-class TellsTerminal(Protocol):
-    """A handle that knows when its trainer's terminal was last used (epoch second). Must not block."""
-
-    @property
-    def terminal_used(self) -> float | None: ...
-
-
-class FinishLines(Protocol):
-    """What the logs of the present start say of its end (``sensors.progress``). The properties must not block."""
-
-    @property
-    def finish_line_seen(self) -> bool:
-        """Whether the trainer printed all its finish lines."""
-        ...
-
-    @property
-    def finished_roles(self) -> frozenset[ProcessRole]:
-        """Roles that printed one: at the end of a run prime-rl's orchestrator ends minutes before its trainer, and
-        that is no failure."""
-        ...
-
-    async def look_again(self) -> None:
-        """Read the logs to their present end."""
-        ...
-
-
 class ProcessSensor:
     """Reads the tree and the exit status of the watched handle every ``poll`` seconds.
 
@@ -172,7 +126,7 @@ class ProcessSensor:
         poll: float = 2.0,
         *,
         deadline: float = 5.0,
-        logs: FinishLines | None = None,
+        logs: ProgressSensor | None = None,
         roles: RolePatterns | None = None,
     ) -> None:
         """An end is shown only after ``logs`` have been read once more. ``roles`` are the operator's own patterns."""
@@ -183,8 +137,6 @@ class ProcessSensor:
         self._roles = roles
         self._ends_read = 0
         self._handle: TrainerHandle | None = None
-        self._ends: TellsEnds | None = None
-        self._terminal: TellsTerminal | None = None
         self._base = TrainerSample()
         self._seen_to_end = Ends(clock, self)
         self.engine_ended = asyncio.Event()
@@ -206,8 +158,6 @@ class ProcessSensor:
         if handle is None or handle.start_id != self._base.start_id:
             self._seen_to_end.clear()
         self._handle = handle
-        self._ends = handle if isinstance(handle, TellsEnds) else None
-        self._terminal = handle if isinstance(handle, TellsTerminal) else None
         self._ends_read = 0
         if handle is None:
             self._base = TrainerSample()
@@ -235,11 +185,9 @@ class ProcessSensor:
             await end_task(task)
         self._seen_to_end.clear()
 
-    def refresh(self) -> None:
+    def wake(self) -> None:
         """Read again now instead of at the next poll."""
         self._wake.set()
-
-    wake = refresh
 
     def on_end(self, role: ProcessRole) -> None:
         if role is ProcessRole.ENGINE:
@@ -288,7 +236,7 @@ class ProcessSensor:
             exit_status, tree = asked.result()
             if self._roles is not None and tree.value is not None:
                 tree = replace(tree, value=self._roles.applied(tree.value, handle.launcher))
-            ends = self._ends_so_far(exit_status, tree)
+            ends = self._ends_so_far(handle, exit_status, tree)
             if ends > self._ends_read and self._logs is not None:
                 self._ends_read = ends
                 await self._logs.look_again()
@@ -309,10 +257,12 @@ class ProcessSensor:
             return None, tree
         return await handle.exit_status(), tree
 
-    def _ends_so_far(self, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]]) -> int:
+    def _ends_so_far(
+        self, handle: TrainerHandle, exit_status: ExitStatus | None, tree: Reading[tuple[ProcessSample, ...]]
+    ) -> int:
         """Process one reading; returns the number of ends to show, including the end of the trainer itself."""
         if exit_status is None and tree.value is not None:
-            self._seen_to_end.look(tree.value, self._ends.ended if self._ends is not None else NOBODY_TOLD)
+            self._seen_to_end.look(tree.value, handle.ended)
         return self._seen_to_end.missed + (exit_status is not None)
 
     def _judge(
@@ -333,7 +283,7 @@ class ProcessSensor:
             descendants=descendants,
             finish_line=self._logs is not None and self._logs.finish_line_seen,
             finished=self._logs.finished_roles if self._logs is not None else frozenset(),
-            terminal_used_wall=self._terminal.terminal_used if self._terminal is not None else None,
+            terminal_used_wall=handle.terminal_used,
             ends=self._seen_to_end.known,
         )
         return Reading(SensorState.OK, now, sample, "" if tree.ok else tree.detail)

@@ -5,23 +5,22 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from podwatch.checkpoints.layout import StepSeen
+from podwatch.checkpoints.shapes import StepSeen
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import ProgressSample, ProgressSource, Reading, SensorState, observed, unobserved
 from podwatch.sensors import log_tail
-from podwatch.sensors.base import Poller, Read
-from podwatch.sensors.log_tail import LogLine, clean, has_finish_line, role_of_file
+from podwatch.sensors.base import PolledSensor, Read
+from podwatch.sensors.log_tail import LogLine, has_finish_line, role_of_file
 from podwatch.sensors.read_step_lines import StepReader
 from podwatch.system.clock import Clock
 
 # -- progress pings --------------------------------------------------------------------------------------------------
 # A GET after every step, without a number, such as prime-rl's ``--trainer.heartbeat.url``.
 
-MAX_ROLES = 16
-"""Maximum number of roles kept: pings come from the network and must not fill the memory."""
 _ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -38,7 +37,8 @@ class PingInbox:
         if _ROLE.fullmatch(role) is None:
             return False
         with self._lock:
-            if role not in self._newest and len(self._newest) >= MAX_ROLES:
+            # Pings come from the network and must not fill the memory
+            if role not in self._newest and len(self._newest) >= 16:
                 return False
             self._newest[role] = self._clock.monotonic()
             return True
@@ -51,57 +51,28 @@ class PingInbox:
 
 # -- sensor ----------------------------------------------------------------------------------------------------------
 
-__all__ = ["PingInbox", "ProgressSensor"]
-
 POLL = 4.0
 """Seconds. Steps take longer, and the end of the trainer or of one of its processes triggers a read (``look_again``): a
 finish line must be known before the exit that follows it is judged."""
 DEADLINE = 15.0
 """Seconds. Listing step directories on a network volume sometimes takes seconds; a hung mount never answers."""
-BLIND_SECONDS = 3.0
-"""For a read after one that failed."""
-BLIND_POLL = 0.5
-"""Seconds between two looks at whether the files still answer, while a read is awaited."""
 TICK = 0.05
 """Seconds by which a file's time can lag behind the clock: the kernel stamps files once per tick."""
-LINES_KEPT = 50
 LINE_SHOWN = 500
-"""Lines kept per log file for display, and characters of each."""
-
-
-class Tap(Protocol):
-    """Another consumer of the new log lines, so that they are read once."""
-
-    name: str
-
-    def look(self, news: Sequence[log_tail.FileNews]) -> Any:
-        """Runs in the thread, which can be abandoned: must not change any state."""
-        ...
-
-    def take(self, found: Any, now: float) -> None:
-        """Runs on the loop: ``found`` is the result of ``look`` for lines of the present start."""
-        ...
-
-    def looked(self, now: float) -> None:
-        """Runs on the loop: the files were readable, but the lines belong to an earlier start."""
-        ...
-
-    def reset(self) -> None:
-        """The trainer was started."""
-        ...
+"""Characters of a line that are kept for display."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The result of the thread. ``boundary`` identifies the start. ``tapped`` are the results or errors of the taps, in
-    their order."""
+    """The result of the thread. ``boundary`` identifies the start. ``found`` are the results or errors of the other
+    readers, in their order."""
 
     boundary: int
     first: bool
     began: float
     files: tuple[StepSeen, ...]
     news: tuple[log_tail.FileNews, ...]
-    tapped: tuple[Any, ...] = ()
+    found: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +83,7 @@ class _LineAt:
     step: int
 
 
-class ProgressSensor:
+class ProgressSensor(PolledSensor[_Look, tuple[ProgressSample, ...]]):
     """The newest progress of the present start, one sample per source and role.
 
     Times of files are wall time; they are converted into monotonic time once, when first seen, and limited to the time
@@ -135,17 +106,19 @@ class ProgressSensor:
         finish_lines: tuple[str, ...] = (),
         poll: float = POLL,
         deadline: float = DEADLINE,
-        taps: tuple[Tap, ...] = (),
+        readers: tuple[log_tail.LogReader[Any], ...] = (),
+        figures: log_tail.Sources | None = None,
     ) -> None:
         """``files`` is a layout's progress(): it can block. The single paths of ``logs`` come first for last_lines():
-        pass the supervisor's log there. ``steps`` creates the reader of one file's step lines."""
-        self._clock = clock
+        pass the supervisor's log there. ``steps`` creates the reader of one file's step lines. ``readers`` get all new
+        lines too, and those of ``figures``: the trainer's files of metrics."""
+        super().__init__(clock, poll=poll, deadline=deadline)
         self._files = files
         self._sources = logs
         self._extra = frozenset(str(path) for path in logs.paths)
-        self._inbox = inbox
+        self.inbox = inbox
         self._finish_lines = finish_lines
-        self._taps = taps
+        self._other_readers, self._figures = readers, figures
         self._make_reader = steps
         self._readers: dict[str, StepReader] = {}
         self._positions: dict[str, log_tail.Position] = {}
@@ -158,16 +131,7 @@ class ProgressSensor:
         self._going_on = False
         self._remembered: dict[str, object] = {}
         self._absorbed = asyncio.Event()
-        self._poller: Poller[_Look, tuple[ProgressSample, ...]] = Poller(
-            self.name, clock, self, poll=poll, deadline=deadline
-        )
         self._reset(clock.wall())
-
-    async def start(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
 
     def begin_start(self, wall: float, start_id: str = "") -> None:
         """Record a start of the trainer at epoch second ``wall`` (in the past for one that was taken over): from now on
@@ -187,7 +151,7 @@ class ProgressSensor:
             self._positions = positions
             finished = recalled.get("finished")
             self._finished.update(set(self._finish_lines) & set(finished if isinstance(finished, list) else ()))
-        self._poller.wake()
+        self.wake()
 
     def recall(self, document: object) -> None:
         """Load the state that an earlier podwatch saved. Call it before the first ``begin_start``."""
@@ -210,28 +174,22 @@ class ProgressSensor:
         known before its end is judged, however busy the machine is. Without it if the files do not answer now."""
         asked = self._clock.monotonic()
         while self._first or self._looked_at < asked:
-            blind = self._poller.latest().state is SensorState.BLIND
-            if blind and self._clock.monotonic() > asked + BLIND_SECONDS:
+            blind = super().latest().state is SensorState.BLIND
+            if blind and self._clock.monotonic() > asked + 3.0:  # time for a read after one that failed
                 return
             self._absorbed.clear()
-            self._poller.wake()
-            await self._clock.wait(self._absorbed, BLIND_POLL)
-
-    def refresh(self) -> None:
-        """Look again now instead of at the next turn."""
-        self._poller.wake()
-
-    wake = refresh
+            self.wake()
+            await self._clock.wait(self._absorbed, 0.5)
 
     def latest(self) -> Reading[tuple[ProgressSample, ...]]:
-        reading = self._poller.latest()
+        reading = super().latest()
         if reading.value is None:
             return reading
         if self._first:
             return unobserved(SensorState.PENDING, reading.at, "no reading since this start")
         pings = tuple(
             ProgressSample(ProgressSource.HEARTBEAT, role, at)
-            for role, at in self._inbox.newest()
+            for role, at in self.inbox.newest()
             if at >= self._boundary_at
         )
         return Reading(reading.state, reading.at, self._in_order() + pings, reading.detail)
@@ -248,7 +206,8 @@ class ProgressSensor:
         return frozenset(role for role in roles for line in self._finished if role.value in line.lower())
 
     def last_lines(self, n: int = 30) -> tuple[str, ...]:
-        """The last lines of the trainer's log, without colours; secrets are not removed. At most LINES_KEPT.
+        """The last lines of the trainer's log, without colours; secrets are not removed. At most
+        ``log_tail.LINES_SHOWN``.
 
         From the first extra log that has lines, else from the log file written last.
         """
@@ -274,19 +233,22 @@ class ProgressSensor:
         self._line_at: dict[str, _LineAt] = {}
         self._readers = {}
         self._finished: set[str] = set()
-        for tap in self._taps:
-            tap.reset()
+        for reader in self._other_readers:
+            reader.reset()
 
     def prepare(self) -> Read[_Look]:
         boundary, first, began = self._boundary, self._first, self._clock.monotonic()
         positions, wall = dict(self._positions), self._boundary_wall if self._scanned else None
-        taps, go_on = self._taps, self._going_on
+        readers, go_on = self._other_readers, self._going_on
         if go_on:
             wall = self._boundary_wall
 
         def look() -> _Look:
-            news = log_tail.look(self._sources, positions, from_end=first, since_wall=wall, go_on=go_on)
-            return _Look(boundary, first, began, self._files(), news, tuple(_tapped(tap, news) for tap in taps))
+            read = partial(log_tail.look, positions=positions, from_end=first, since_wall=wall, go_on=go_on)
+            news = read(self._sources)
+            rows = read(self._figures) if self._figures is not None else ()
+            news += tuple(replace(item, figures=True) for item in rows)
+            return _Look(boundary, first, began, self._files(), news, tuple(_found(reader, news) for reader in readers))
 
         return look
 
@@ -296,9 +258,10 @@ class ProgressSensor:
         self._scanned = True
         if present or not self._going_on:
             self._positions = log_tail.known(look.news)
-        for item in look.news:
+        logs = [item for item in look.news if not item.figures]
+        for item in logs:
             self._take_log(item, now, wall, counts=present)
-        gone = self._shown.keys() - {item.path for item in look.news}
+        gone = self._shown.keys() - {item.path for item in logs}
         for path in gone:
             del self._shown[path]
             self._written.pop(path, None)
@@ -309,21 +272,14 @@ class ProgressSensor:
             self._first = self._going_on = False
             self._looked_at = look.began
         self._absorbed.set()
-        faults = [self._give(tap, found, now, present) for tap, found in zip(self._taps, look.tapped, strict=True)]
-        errors = "; ".join([*(item.error for item in look.news if item.error), *filter(None, faults)])
+        errors = [item.error for item in logs if item.error]
+        for other, found in zip(self._other_readers, look.found, strict=True):
+            if isinstance(found, Exception):  # an error there must not blind the sensing of steps
+                errors.append(f"{other.name}: {type(found).__name__}: {found}")
+            else:
+                other.take(found if present else None, now)
         reading = observed(self._in_order(), now)
-        return Reading(reading.state, now, reading.value, errors) if errors else reading
-
-    @staticmethod
-    def _give(tap: Tap, found: Any, now: float, present: bool) -> str:
-        """Pass the lines to a tap; returns the error, if any: an error there must not blind the sensing of steps."""
-        if isinstance(found, Exception):
-            return f"{tap.name}: {type(found).__name__}: {found}"
-        if present:
-            tap.take(found, now)
-        else:
-            tap.looked(now)
-        return ""
+        return replace(reading, detail="; ".join(errors))
 
     def _in_order(self) -> tuple[ProgressSample, ...]:
         return tuple(self._samples[key] for key in sorted(self._samples))
@@ -344,20 +300,17 @@ class ProgressSensor:
         self._samples[(source, seen.role)] = ProgressSample(source, seen.role, at, seen.step)
 
     def _take_log(self, item: log_tail.FileNews, now: float, wall: float, *, counts: bool) -> None:
-        if item.lines or item.old:
-            shown = self._shown.setdefault(item.path, deque(maxlen=LINES_KEPT))
-            self._written[item.path] = item.mtime
-            reader = self._readers.setdefault(item.path, self._make_reader())
-            for raw in item.old[-LINES_KEPT:]:
-                line = clean(raw)
-                shown.append(_readable(line))
-                reader.read(line)  # the reader learns which bar is that of training
-        else:
+        if not (item.lines or item.old):
             return
+        shown = self._shown.setdefault(item.path, deque(maxlen=log_tail.LINES_SHOWN))
+        self._written[item.path] = item.mtime
+        reader = self._readers.setdefault(item.path, self._make_reader())
+        for line in item.old:
+            shown.append(_readable(line))
+            reader.read(line)  # the reader learns which bar is that of training
         file_role = "" if item.path in self._extra else role_of_file(item.name)
         at = self._when(item.mtime, now, wall)
-        for raw in item.lines:
-            line = clean(raw)
+        for line in item.lines:
             shown.append(_readable(line))
             if not counts:
                 continue
@@ -384,10 +337,10 @@ class ProgressSensor:
         return min(now, max(self._looked_at, now - (wall - written)))
 
 
-def _tapped(tap: Tap, news: Sequence[log_tail.FileNews]) -> Any:
+def _found(reader: log_tail.LogReader[Any], news: Sequence[log_tail.FileNews]) -> Any:
     try:
-        return tap.look(news)
-    except Exception as error:  # reported by _give
+        return reader.look(news)
+    except Exception as error:  # reported by ``absorb``
         return error
 
 

@@ -15,7 +15,6 @@ _BAR = re.compile(
     r"^(?:(?P<name>[^|%\[\]]{1,80}?):\s+)?(?P<percent>\d{1,3})%\|[^|]{0,400}\|\s*(?P<done>\d{1,12})/(?P<total>\d{1,12})\s"
     r"\[(?P<elapsed>[\d:]+)<(?P<left>[\d:?]+(?: days?, [\d:]+)?),\s+(?P<rate>\?|[\d.]+)[^\]\s,]{0,12}(?:[\],]|$)"
 )
-_MOST = 10**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class StepReader:
 
 def _epochs(epoch: int, done: int, total: int, role: str) -> StepLine | None:
     step = epoch * total + done
-    return StepLine(step, role) if 0 < done <= total and step < _MOST else None
+    return StepLine(step, role) if 0 < done <= total and step < 10**12 else None
 
 
 def _custom_step(pattern: re.Pattern[str], line: LogLine) -> StepLine | None:

@@ -2,23 +2,20 @@
 own names are in their layouts (``TrainerLog.metrics``).
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from podwatch.domain.snapshot import Reading, SensorState, TrainingMetrics, observed, unobserved
 from podwatch.domain.trainer_log import TrainerLog
-from podwatch.sensors import log_tail
-from podwatch.sensors.base import Poller, Read
-from podwatch.sensors.log_tail import LogLine, clean
+from podwatch.sensors.log_tail import SILENT_SECONDS, FileNews, LogLine, LogReader, silent
 from podwatch.system.clock import Clock
 
 # prime-rl from v0.8 reports the reward per agent, and for all environments together under "agg".
 _AGENT_REWARD = re.compile(r"train/(?:agg/)?effective/[^/]+/reward/mean")
 
 _STEP = re.compile(r"^[\d\s:.,TZ/+|-]{0,40}SUCCESS\s+(Step (\d{1,12}) \|.*)")
+_MESSAGE = re.compile(r"Step (\d{1,12}) \|")
 _COLUMN = re.compile(
     r"\| *(Reward|Loss|Entropy|Mismatch KL|Grad\. Norm):? +(nan|[+-]?inf|[+-]?\d[\d.e+-]*)", re.IGNORECASE
 )
@@ -65,14 +62,9 @@ class MetricReader:
             found["reward"] = sum(values) / len(values)
         return found
 
-    def from_row(self, raw: bytes) -> Figures | None:
+    def from_row(self, line: LogLine) -> tuple[int, dict[str, float]] | None:
         """One line of a ``metrics.jsonl``. None for anything that is not a row with a step and a known metric."""
-        try:
-            row = json.loads(raw)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(row, dict):
-            return None
+        row = line.row
         step = next((row[k] for k in ("step", "global_step", "training/global_step") if k in row), None)
         data = row["data"] if isinstance(row.get("data"), dict) else row  # verl's file logger nests them
         found = self.named(data)
@@ -98,19 +90,8 @@ class MetricReader:
             found = self.named(pairs)
             step = pairs.get("global_step") or pairs.get("step") or ""
             return (int(step) if step.isdigit() else None, found) if "loss" in found else None
-        return _json_step(text)
-
-
-def _json_step(text: str) -> Figures | None:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(document, dict) and isinstance(document.get("record"), dict):
-        document = document["record"]
-    message = document.get("message") if isinstance(document, dict) else None
-    match = re.match(r"Step (\d{1,12}) \|", message) if isinstance(message, str) else None
-    return _columns(message, int(match[1])) if match is not None and isinstance(message, str) else None
+        match = _MESSAGE.match(line.message)
+        return _columns(line.message, int(match[1])) if match is not None else None
 
 
 def _columns(text: str, step: int) -> Figures | None:
@@ -143,22 +124,11 @@ def _number(raw: object) -> float | None:
 
 
 # -- sensor ----------------------------------------------------------------------------------------------------------
-# Reads the trainer's ``metrics.jsonl``, or its step lines.
 
-POLL = 10.0
-"""Seconds. A step takes minutes, and only several bad steps in a row matter."""
-DEADLINE = 10.0
 STEPS_KEPT = 8
 """Steps in a reading: prime-rl's orchestrator is up to two ahead of its trainer, and writes several rows per step."""
 FIGURES_GLOBS = ("metrics.jsonl", "*/metrics.jsonl")
 """prime-rl v0.8 writes it into the output directory, its HEAD below the run's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    boundary: int
-    news: tuple[log_tail.FileNews, ...] = ()
-    rows: tuple[tuple[int, dict[str, float]], ...] = ()
 
 
 @dataclass(slots=True)
@@ -168,107 +138,52 @@ class _Source:
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     at: dict[int, float] = field(default_factory=dict)
 
-    def take(self, rows: Sequence[tuple[int, dict[str, float]]], now: float) -> None:
+    def take(self, rows: Iterable[tuple[int, dict[str, float]]], now: float) -> None:
         merge(self.steps, rows, STEPS_KEPT)
         self.at = {step: self.at.get(step, now) for step in self.steps}
 
 
-class TrainingSensor:
-    """Reads the file, and receives step lines from the sensor that follows the logs (a tap). The first source that has
-    values counts: file, step line."""
+class TrainingSensor(LogReader[tuple[tuple[Figures, ...], tuple[Figures, ...]]]):
+    """Reads the trainer's ``metrics.jsonl`` and its step lines. The first of the two that has values counts."""
 
     name = "training"
-    _ORDER = ("metrics.jsonl", "step-line")
 
-    def __init__(
-        self,
-        clock: Clock,
-        output_dir: Path,
-        reader: MetricReader,
-        *,
-        metrics_file: str = "",
-        poll: float = POLL,
-        deadline: float = DEADLINE,
-    ) -> None:
-        """``metrics_file`` can be relative to ``output_dir``; empty: where prime-rl writes it."""
-        self._clock, self._reader = clock, reader
-        self._files = log_tail.Sources(output_dir, (metrics_file,) if metrics_file else FIGURES_GLOBS)
-        self._positions: dict[str, log_tail.Position] = {}
-        self._scanned = False
-        self._poller: Poller[_Look, None] = Poller(self.name, clock, self, poll=poll, deadline=deadline)
-        self._boundary = 0
+    def __init__(self, clock: Clock, reader: MetricReader) -> None:
+        super().__init__(clock)
+        self._reader = reader
         self.reset()
-
-    async def start(self) -> None:
-        self._poller.start()
-
-    async def stop(self) -> None:
-        await self._poller.stop()
 
     def reset(self) -> None:
         """Forget all values: training was started."""
-        self._boundary += 1
-        self._first = True
-        self._began_wall = self._clock.wall()
-        self._sources = {name: _Source() for name in self._ORDER}
+        self._rows, self._lines = _Source(), _Source()
 
-    # -- the tap on the logs
-
-    def look(self, news: Sequence[log_tail.FileNews]) -> tuple[Figures, ...]:
-        found: list[Figures] = []
+    def look(self, news: Sequence[FileNews]) -> tuple[tuple[Figures, ...], tuple[Figures, ...]]:
+        rows, lines = [], []
         for item in news:
-            for raw in item.lines:
-                # Cheap test first: most lines have no metrics.
-                if b"Step " in raw or b"step:" in raw or (b"loss" in raw and b"{" in raw):
-                    figures = self._reader.from_line(clean(raw))
-                    if figures is not None:
-                        found.append(figures)
-        return tuple(found)
+            if item.figures:
+                rows += [self._reader.from_row(line) for line in item.lines]
+            else:
+                lines += [self._reader.from_line(line) for line in item.lines]
+        return tuple(filter(None, rows)), tuple(filter(None, lines))
 
-    def take(self, found: Sequence[Figures], now: float) -> None:
-        source = self._sources["step-line"]
-        rows: list[tuple[int, dict[str, float]]] = []
-        newest = max(source.steps, default=0)
-        for step, values in found:
-            newest = step if step is not None else newest + 1
-            rows.append((newest, values))
-        source.take(rows, now)
-
-    def looked(self, now: float) -> None:
-        """Nothing to do."""
-
-    # -- the file
+    def count(self, found: tuple[tuple[Figures, ...], tuple[Figures, ...]], now: float) -> None:
+        for source, figures in zip((self._rows, self._lines), found, strict=True):
+            steps: list[tuple[int, dict[str, float]]] = []
+            newest = max(source.steps, default=0)
+            for step, values in figures:
+                newest = step if step is not None else newest + 1
+                steps.append((newest, values))
+            source.take(steps, now)
 
     def latest(self) -> Reading[tuple[TrainingMetrics, ...]]:
-        now = self._clock.monotonic()
-        for name in self._ORDER:
-            source = self._sources[name]
+        for source, name in ((self._rows, "metrics.jsonl"), (self._lines, "step-line")):
             if source.steps:
                 newest = tuple(
                     TrainingMetrics(step, source.at[step], tuple(sorted(source.steps[step].items())), name)
                     for step in sorted(source.steps)
                 )
                 return observed(newest, max(source.at.values()))
-        state = self._poller.latest().state
-        if state is SensorState.BLIND:
-            return unobserved(state, now, self._poller.latest().detail)
-        return unobserved(SensorState.ABSENT, now, "no training metrics seen since this start")
-
-    def prepare(self) -> Read[_Look]:
-        boundary, first, positions = self._boundary, self._first, dict(self._positions)
-        since = self._began_wall if self._scanned else None
-
-        def look() -> _Look:
-            news = log_tail.look(self._files, positions, from_end=first, since_wall=since)
-            rows = [row for item in news for raw in item.lines if (row := self._reader.from_row(raw)) is not None]
-            return _Look(boundary, news, tuple((s, v) for s, v in rows if s is not None))
-
-        return look
-
-    def absorb(self, look: _Look) -> Reading[None]:
         now = self._clock.monotonic()
-        self._positions, self._scanned = log_tail.known(look.news), True
-        if look.boundary == self._boundary:
-            self._first = False
-            self._sources["metrics.jsonl"].take(look.rows, now)
-        return Reading(SensorState.OK, now)
+        if (silence := self.silence(now)) > SILENT_SECONDS:
+            return unobserved(SensorState.BLIND, now, silent(silence))
+        return unobserved(SensorState.ABSENT, now, "no training metrics seen since this start")

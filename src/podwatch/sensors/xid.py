@@ -9,8 +9,6 @@ from podwatch.system.clock import Clock
 KEPT = 64
 """Maximum number of events kept. A GPU that dies reports dozens within a second, and the last add nothing to the
 first."""
-SAME_SECONDS = 10.0
-"""Seconds within which the same code of the same GPU is the same fault, reported repeatedly."""
 
 
 class XidInbox:
@@ -26,7 +24,7 @@ class XidInbox:
         now = self._clock.monotonic()
         with self._lock:
             for event in reversed(self._events):
-                if now - event.at > SAME_SECONDS:
+                if now - event.at > 10.0:  # the same fault, reported repeatedly
                     break
                 if (event.gpu, event.code) == (gpu, code):
                     return

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -53,13 +53,13 @@ class Stage:
         self.watching.wait(what, condition, max(10.0, PATIENCE * self.pod.shape.seconds(seconds)))
 
 
-def run(scenario: str, *, layout: str = "A", screen: Screen | None = None) -> int:
+def run(scenario: str, *, screen: Screen | None = None) -> int:
     """Run one scenario; 0 if everything in the summary really happened. Also cleans up on Ctrl-C."""
     require_linux()
     screen = screen or Screen()
     play, shape = SCENARIOS[scenario]
     root = Path(tempfile.mkdtemp(prefix="podwatch-demo-"))
-    pod = Pod(root, replace(shape, layout=layout))
+    pod = Pod(root, shape)
     watching = Watching(pod, screen)
     result = Result()
     before = {number: signal.signal(number, _interrupted) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -101,9 +101,9 @@ def _open(pod: Pod, screen: Screen, scenario: str) -> None:
 def silent_death(stage: Stage) -> None:
     """The inference engine dies without a message, its server exits with 0, and the launcher ignores it."""
     _until_guarded(stage)
-    died = _kill_engine(stage)
-    _heals(stage, died, "silent-death")
-    _goes_on(stage, died.wall, pruned=True)
+    died_at = _kill_engine(stage)
+    _heals(stage, died_at, "silent-death")
+    _goes_on(stage, died_at, pruned=True)
 
 
 def hang(stage: Stage) -> None:
@@ -112,69 +112,21 @@ def hang(stage: Stage) -> None:
     stage.screen.say("demo", "FAULT: the trainer deadlocks at its next step; memory stays allocated", "fault")
     stage.pod.order_fault("hang")
     stage.wait("the trainer took the fault", lambda: not (stage.pod.faults / "hang").exists(), 2)
-    broken = Broken(time.time())
-    _heals(stage, broken, "hang", seconds=20)
-    _goes_on(stage, broken.wall, pruned=False)
-
-
-def disk_pressure(stage: Stage) -> None:
-    """No fault: prime-rl deletes nothing, and the disk is small."""
-    _until_guarded(stage)
-    pod, watching = stage.pod, stage.watching
-    wanted = 2 * pod.shape.capacity_bytes
-    written = {"bytes": 0.0}
-
-    def enough() -> bool:
-        saves = watching.all(EventName.CHECKPOINT_COMPLETE)
-        written["bytes"] = sum(float(event.fields.get("size_bytes") or 0) for event in saves)
-        return written["bytes"] > wanted
-
-    stage.wait(f"checkpoints of {wanted / 1e6:.0f} MB were written to a smaller disk", enough, 35)
-    pruned = watching.all(EventName.PRUNED)
-    stage.result.add(
-        "disk", bool(pruned), f"{written['bytes'] / 1e6:.0f} MB of checkpoints written, {len(pruned)} removals"
-    )
-    full = watching.worst_used_ratio
-    stage.result.add("never full", full < 0.99, f"fullest moment {full:.0%}")
-    stage.result.add("training", not watching.incidents(), f"never stopped, step {watching.step()}")
-
-
-def crash_loop(stage: Stage) -> None:
-    """The newest checkpoint does not load: training dies right after loading it, twice."""
-    _until_guarded(stage, checkpoints=3)
-    stage.pod.order_fault("crash-after-load", "newest 2")
-    died = _kill_engine(stage)
-    stage.screen.say("demo", "FAULT: the trainer crashes twice after loading the first step it loads", "fault")
-    watching = stage.watching
-    stage.wait("podwatch steps back", lambda: watching.find(EventName.STEPPED_BACK, died.wall) is not None, 30)
-    tried = [event.fields.get("step") for event in watching.all(EventName.TRAINER_STARTING, died.wall)]
-    stage.wait("training is confirmed", lambda: _confirmed(stage, died.wall), 20)
-    confirmed = watching.all(EventName.TRAINER_CONFIRMED, died.wall)[-1]
-    resumed = watching.resumed_from()
-    stage.result.add("stepped back", resumed is not None and resumed not in tried[:1], f"tried {tried}, then {resumed}")
-    stage.result.add("healed", True, f"training confirmed {confirmed.wall - died.wall:.1f} s after the first crash")
-    _goes_on(stage, died.wall, pruned=False)
+    broken_at = time.time()
+    _heals(stage, broken_at, "hang", seconds=20)
+    _goes_on(stage, broken_at, pruned=False)
 
 
 SCENARIOS: dict[str, tuple[Callable[[Stage], None], Shape]] = {
     "silent-death": (silent_death, Shape()),
     "hang": (hang, Shape(capacity_bytes=400_000_000)),
-    "disk-pressure": (disk_pressure, Shape()),
-    "crash-loop": (crash_loop, Shape(capacity_bytes=400_000_000)),
 }
 
 
 # -- steps of a scenario ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The time and step of the fault."""
-
-    wall: float
-
-
-def _until_guarded(stage: Stage, checkpoints: int = 2) -> None:
+def _until_guarded(stage: Stage) -> None:
     """Wait until training runs, the detector is armed, and there is a checkpoint to resume from."""
     watching = stage.watching
     stage.wait("training makes steps", lambda: watching.step() is not None, 12)
@@ -184,16 +136,16 @@ def _until_guarded(stage: Stage, checkpoints: int = 2) -> None:
         10,
     )
     stage.wait(
-        f"{checkpoints} checkpoints are complete and one is in the store",
+        "two checkpoints are complete and one is in the store",
         lambda: (
-            len(watching.all(EventName.CHECKPOINT_COMPLETE)) >= checkpoints
-            and watching.find(EventName.PUBLISHED) is not None
+            len(watching.all(EventName.CHECKPOINT_COMPLETE)) >= 2 and watching.find(EventName.PUBLISHED) is not None
         ),
         15,
     )
 
 
-def _kill_engine(stage: Stage) -> Broken:
+def _kill_engine(stage: Stage) -> float:
+    """Returns when, in epoch seconds."""
     pid = stage.pod.engine_pid()
     if pid is None:
         raise DemoFailed("no engine holds the inference GPU")
@@ -203,41 +155,35 @@ def _kill_engine(stage: Stage) -> Broken:
         f"FAULT: SIGKILL to VLLM::EngineCore (pid {pid}) at step {step}; its server will exit with code 0",
         "fault",
     )
-    broken = Broken(time.time())
+    at = time.time()
     os.kill(pid, signal.SIGKILL)
-    return broken
+    return at
 
 
-def _heals(stage: Stage, broken: Broken, kind: str, seconds: float = 10) -> None:
+def _heals(stage: Stage, broken_at: float, kind: str, seconds: float = 10) -> None:
     watching = stage.watching
     seen = {"finding": kind, "confirmed": True}
     made = 0
 
     def found() -> bool:
         nonlocal made
-        made = max(made, _steps_made(stage))  # the trainer continues for a moment with the batches it has
-        return watching.find(EventName.FINDING_RAISED, broken.wall, **seen) is not None
+        made = max(made, watching.step() or 0)  # the trainer continues for a moment with the batches it has
+        return watching.find(EventName.FINDING_RAISED, broken_at, **seen) is not None
 
     stage.wait(f"podwatch detects {kind}", found, seconds)
-    finding = watching.find(EventName.FINDING_RAISED, broken.wall, **seen)
-    detected = finding.wall - broken.wall if finding else 0.0
+    finding = watching.find(EventName.FINDING_RAISED, broken_at, **seen)
+    detected = finding.wall - broken_at if finding else 0.0
     stage.result.add("detected", True, f"{detected:.1f} s after the fault")
-    stage.wait("training is confirmed by a new step", lambda: _confirmed(stage, broken.wall), 20)
-    confirmed = watching.all(EventName.TRAINER_CONFIRMED, broken.wall)[-1]
+    stage.wait("training is confirmed by a new step", lambda: _confirmed(stage, broken_at), 20)
+    confirmed = watching.all(EventName.TRAINER_CONFIRMED, broken_at)[-1]
     resumed = watching.resumed_from()
     stage.result.add(
         "restarted",
         resumed is not None,
-        f"from step {resumed}, confirmed {confirmed.wall - broken.wall:.1f} s after the fault",
+        f"from step {resumed}, confirmed {confirmed.wall - broken_at:.1f} s after the fault",
     )
     lost, interval = made - (resumed or 0), stage.pod.shape.interval
     stage.result.add("steps lost", 0 <= lost <= 2 * interval, f"{lost} (a checkpoint every {interval} steps)")
-
-
-def _steps_made(stage: Stage) -> int:
-    """Number of steps that training has made, counted as its checkpoints are: layout A numbers steps from 0."""
-    step = stage.watching.step()
-    return 0 if step is None else step + (1 if stage.pod.shape.layout == "A" else 0)
 
 
 def _goes_on(stage: Stage, since: float, *, pruned: bool) -> None:

@@ -35,7 +35,6 @@ class Shape:
     """Sizes and durations. Seconds are for ``speed`` 1."""
 
     speed: float = 1.0
-    layout: str = "A"
     step_seconds: float = 0.35
     load_seconds: float = 1.0
     death_seconds: float = 1.0
@@ -149,7 +148,7 @@ class Pod:
         return next((holder.pid for holder in held(self.gpus, INFERENCE_GPU)), None)
 
     def order_fault(self, name: str, text: str = "") -> None:
-        """Make the trainer fail at the next opportunity (``hang``, ``crash-after-load``)."""
+        """Make the trainer fail at the next opportunity (``hang``)."""
         temporary = self.faults / f".{name}"
         temporary.write_text(text)
         temporary.replace(self.faults / name)
@@ -218,7 +217,6 @@ class Pod:
             "max_steps": shape.max_steps,
             "ckpt": {"interval": shape.interval},
             "simulation": {
-                "layout": shape.layout,
                 "port": free_port(),
                 "gpus": str(self.gpus),
                 "faults": str(self.faults),
@@ -256,7 +254,7 @@ class Pod:
                 "release_wait": shape.seconds(10.0),
             },
             "inference": {"urls": [f"http://127.0.0.1:{port}"]},
-            "hang": {"floor": shape.seconds(shape.hang_floor), "k": 2.0},
+            "hang": {"floor": shape.seconds(shape.hang_floor)},
             "sync": {"store": f"file://{self.store}", "keep_last": 3, "keep_every": 0},
             "disk": disk,
             "http": {"port": 0},
@@ -272,6 +270,7 @@ class Pod:
             "checkpoints.rescan": shape.seconds(1.0),
             "checkpoints.settle": shape.seconds(0.4),
             "checkpoints.settle_weak": 2.0,
+            "hang.k": 2.0,
             "sync.sweep": shape.seconds(5.0),
             "sync.claim_wait": 1.0,  # no second pod can claim this run
             "recovery.backoff_min": shape.seconds(0.5),

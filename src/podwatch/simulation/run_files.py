@@ -1,9 +1,9 @@
-"""Files of a simulated run: configuration, prime-rl's two layouts, checkpoints, ordered faults, log lines, and the
+"""Files of a simulated run: configuration, prime-rl's directories, checkpoints, ordered faults, log lines, and the
 memory of simulated GPUs. Standard library only, because the simulated processes must start quickly.
 
-prime-rl's rules: "A" is the layout up to v0.8.0 with ``run_default/`` and steps from 0, "B" the later one with one tree
-and steps from 1. Checkpoints are written as torch does, without torch: the tensor data is arbitrary; archive, index,
-offsets, save id and order of writing are as in real files, so that structural checks give the same results.
+prime-rl's rules since v0.8.0: one tree, steps from 1. Checkpoints are written as torch does, without torch: the tensor
+data is arbitrary; archive, index, offsets, save id and order of writing are as in real files, so that structural checks
+give the same results.
 """
 
 import io
@@ -34,7 +34,6 @@ class RunConfig:
     max_steps: int
     interval: int
     resume_step: int | None
-    layout: str
     port: int
     gpus: Path
     faults: Path
@@ -44,28 +43,21 @@ class RunConfig:
     ranks: int
     shard_bytes: int
     weights_bytes: int
-    heartbeat_url: str
-    keep_last: int
-
-    @property
-    def orchestrator_root(self) -> Path:
-        return self.output_dir / "run_default" if self.layout == "A" else self.output_dir
 
     def trainer_checkpoint(self, step: int) -> Path:
         return self.output_dir / "checkpoints" / f"step_{step}" / "trainer"
 
     def orchestrator_checkpoint(self, step: int) -> Path:
-        return self.orchestrator_root / "checkpoints" / f"step_{step}" / "orchestrator"
+        return self.output_dir / "checkpoints" / f"step_{step}" / "orchestrator"
 
     def broadcast(self, step: int) -> Path:
-        return self.orchestrator_root / "broadcasts" / f"step_{step}"
+        return self.output_dir / "broadcasts" / f"step_{step}"
 
     def rollout(self, step: int) -> Path:
-        name = "rollouts.bin" if self.layout == "A" else "rank_0.bin"
-        return self.orchestrator_root / "rollouts" / f"step_{step}" / name
+        return self.output_dir / "rollouts" / f"step_{step}" / "rank_0.bin"
 
     def log(self, role: str) -> Path:
-        return self.output_dir / "logs" / (f"{role}.stdout" if self.layout == "A" else f"{role}.log")
+        return self.output_dir / "logs" / f"{role}.log"
 
 
 def load_run(argv: Sequence[str]) -> RunConfig:
@@ -88,7 +80,7 @@ def load_run(argv: Sequence[str]) -> RunConfig:
         with open(name, "rb") as file:  # noqa: PTH123 - the start-up time of these processes counts
             table |= tomllib.load(file)
     simulation, checkpoint = table["simulation"], table.get("ckpt", {})
-    known = {"--output-dir", "--ckpt", "--ckpt.interval", "--ckpt.keep-last", "--max-steps", "--trainer.heartbeat.url"}
+    known = {"--output-dir", "--ckpt", "--ckpt.interval", "--max-steps"}
     unknown = set(flags) - known - set(RESUME_FLAGS)
     if unknown:
         raise SystemExit(f"error: unrecognized arguments: {' '.join(sorted(unknown))}")
@@ -98,7 +90,6 @@ def load_run(argv: Sequence[str]) -> RunConfig:
         max_steps=int(flags.get("--max-steps", table["max_steps"])),
         interval=int(flags.get("--ckpt.interval", checkpoint.get("interval", 5))),
         resume_step=int(resume) if resume is not None else None,
-        layout=simulation["layout"],
         port=simulation["port"],
         gpus=Path(simulation["gpus"]),
         faults=Path(simulation["faults"]),
@@ -108,8 +99,6 @@ def load_run(argv: Sequence[str]) -> RunConfig:
         ranks=simulation["ranks"],
         shard_bytes=simulation["shard_bytes"],
         weights_bytes=simulation["weights_bytes"],
-        heartbeat_url=flags.get("--trainer.heartbeat.url", simulation.get("heartbeat_url", "")),
-        keep_last=int(flags.get("--ckpt.keep-last", "0")),
     )
 
 
@@ -119,18 +108,9 @@ def say(level: str, text: str) -> None:
     print(f"{colour}{time.strftime('%H:%M:%S')} {level:>7} {text}{PLAIN}", flush=True)
 
 
-def highest_step(root: Path) -> int | None:
-    """The highest step as prime-rl finds it: every name that starts with ``step_`` is parsed, and an invalid one raises
-    ValueError."""
-    try:
-        return max((int(name.split("_")[-1]) for name in os.listdir(root) if name.startswith("step_")), default=None)  # noqa: PTH208
-    except FileNotFoundError:
-        return None
-
-
 def newest_stable(config: RunConfig) -> int | None:
     """The newest policy that the trainer has finished publishing."""
-    root = config.orchestrator_root / "broadcasts"
+    root = config.output_dir / "broadcasts"
     steps = [int(path.parent.name.split("_")[-1]) for path in root.glob("step_*/STABLE")]
     return max(steps, default=None)
 
@@ -155,15 +135,14 @@ def tensor_bytes(seed: int, size: int) -> bytes:
     return (block * (size // len(block) + 1))[:size]
 
 
-def write_torch_zip(path: Path, values: Mapping[str, Any], *, atomic: bool = True) -> None:
-    """Write a ``torch.save`` file with plain values (``progress.pt``). ``atomic``: temporary name, then rename."""
-    target = path.with_name(f"{path.name}.tmp") if atomic else path
+def write_torch_zip(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a ``torch.save`` file with plain values (``progress.pt``): a temporary name, then a rename."""
+    target = path.with_name(f"{path.name}.tmp")
     with target.open("wb") as file:
         file.write(_archive(_dumps(dict(values)), None))
         file.flush()
         os.fsync(file.fileno())
-    if atomic:
-        target.replace(path)
+    target.replace(path)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, bytes]) -> None:

@@ -12,28 +12,22 @@ from podwatch.simulation.run_files import (
     write_torch_zip,
 )
 
-REQUESTS_PER_STEP = 4
-
 
 def orchestrate(config: RunConfig) -> int:
     """Send one batch per step. A failing rollout is retried without limit, as in prime-rl."""
     _wait_for_health(config)
-    first_step = 0 if config.layout == "A" else 1
-    start = first_step
+    start = 1
     if config.resume_step is not None:
         progress = config.orchestrator_checkpoint(config.resume_step) / "progress.pt"
         if not progress.is_file():
             say("ERROR", f"FileNotFoundError: {progress}")
             return 1
-        start = config.resume_step + first_step
-    last = config.max_steps + first_step
-    for step in range(start, last):
+        start = config.resume_step + 1
+    for step in range(start, config.max_steps + 1):
         _wait_for_policy(config, step, start)
-        if config.layout == "A" and step > 0 and step % config.interval == 0 and step != config.resume_step:
-            _save_progress(config, step)
-        for _ in range(REQUESTS_PER_STEP):
+        for _ in range(4):  # requests per step
             _generate(config)
-        if config.layout == "B" and step % config.interval == 0:
+        if step % config.interval == 0:
             _save_progress(config, step)
         target = config.rollout(step)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +46,7 @@ def _save_progress(config: RunConfig, step: int) -> None:
     directory = config.orchestrator_checkpoint(step)
     directory.mkdir(parents=True, exist_ok=True)
     values = {"progress": {"step": step, "total_tokens": step * 1000, "total_samples": step * 64}}
-    write_torch_zip(directory / "progress.pt", values, atomic=config.layout == "B")
+    write_torch_zip(directory / "progress.pt", values)
 
 
 def _wait_for_policy(config: RunConfig, step: int, start: int) -> None:

@@ -5,7 +5,6 @@ and trainer have ended. The end of an inference server with code 0 is ignored.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from podwatch.simulation.run_files import RunConfig, load_run, say
 
 def launch(config: RunConfig, argv: Sequence[str], bin_dir: Path) -> int:
     """0 when orchestrator and trainer both ended with 0, else 1."""
-    _clean(config)
+    _check_directory(config)
     commands = {
         "inference": [sys.executable, "-S", str(bin_dir / "inference"), *argv],
         "orchestrator": [sys.executable, "-S", str(bin_dir / "orchestrator"), *argv],
@@ -41,9 +40,7 @@ def launch(config: RunConfig, argv: Sequence[str], bin_dir: Path) -> int:
                 child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
         children[role] = child
         threading.Thread(target=_watch, args=(role, child, errors), daemon=True).start()
-    if config.layout == "B":
-        # Layout A's launcher has no handler: SIGTERM to it alone orphans everything.
-        signal.signal(signal.SIGTERM, lambda *_: errors.append("terminated"))
+    signal.signal(signal.SIGTERM, lambda *_: errors.append("terminated"))
     while not errors and any(children[role].poll() is None for role in ("orchestrator", "trainer")):
         time.sleep(0.05)
     for error in errors:
@@ -82,16 +79,9 @@ def _tee(child: "subprocess.Popen[bytes]", log: Path) -> None:
                 continue
 
 
-def _clean(config: RunConfig) -> None:
-    """Prepare the directory as prime-rl does at a start: layout A always deletes logs, and at a fresh start rollouts
-    and broadcasts; layout B refuses a directory that was used before."""
-    if config.layout == "A":
-        gone = [config.output_dir / "logs", config.orchestrator_root / "logs"]
-        if config.resume_step is None:
-            gone += [config.orchestrator_root / "rollouts", config.orchestrator_root / "broadcasts"]
-        for path in gone:
-            shutil.rmtree(path, ignore_errors=True)
-    elif config.resume_step is None and config.output_dir.is_dir() and any(config.output_dir.iterdir()):
+def _check_directory(config: RunConfig) -> None:
+    """Refuse a directory that was used before at a fresh start, as prime-rl does."""
+    if config.resume_step is None and config.output_dir.is_dir() and any(config.output_dir.iterdir()):
         raise SystemExit(f"FileExistsError: {config.output_dir} is not empty; pass --clean or --resume")
 
 

@@ -3,12 +3,10 @@
 import os
 import shutil
 import time
-import urllib.request
 from pathlib import Path
 
 from podwatch.simulation.run_files import (
     RunConfig,
-    highest_step,
     hold,
     read_dcp,
     say,
@@ -37,39 +35,22 @@ def train(config: RunConfig) -> int:
             return 1
         time.sleep(config.load_seconds)  # 47 GB take minutes: long enough for the memory to be seen on the GPU
         say("INFO", f"Loaded {size} bytes")
-        if _told_to_fail(config, start):
-            say("ERROR", f"RuntimeError: Error(s) in loading state_dict at step {start}: size mismatch")
-            return 1
-    # prime-rl up to v0.4.0 takes the rollouts at the highest orchestrator checkpoint, whatever it resumes from
-    # (with a later one left behind it waits for a batch that never comes).
-    shift = 0
-    if config.layout == "A":
-        shift = max(0, (highest_step(config.orchestrator_root / "checkpoints") or start) - start)
-    if config.layout == "B" and config.resume_step is not None:
         _broadcast(config, start)
-    first = start if config.layout == "A" else start + 1
-    last = config.max_steps if config.layout == "A" else config.max_steps + 1
-    for step in range(first, last):
-        if config.layout == "A" and step > 0:
-            _broadcast(config, step)
-            if step % config.interval == 0 and step != config.resume_step:
-                _save(config, step)
+    for step in range(start + 1, config.max_steps + 1):
         began = time.monotonic()
-        _wait_for(config.rollout(step + shift))
+        _wait_for(config.rollout(step))
         if take_fault(config, "hang") is not None:
             _hang(config)
         hold(config.gpus, TRAINER_GPU, os.getpid(), TRAINER_MEMORY, 95.0)
         time.sleep(config.step_seconds)
         hold(config.gpus, TRAINER_GPU, os.getpid(), TRAINER_MEMORY, 20.0)
-        if config.layout == "B":
-            _broadcast(config, step)
-            if step % config.interval == 0:
-                _save(config, step)
+        _broadcast(config, step)
+        if step % config.interval == 0:
+            _save(config, step)
         say(
             "SUCCESS",
             f"Step {step} | Time: {time.monotonic() - began:.2f}s | Loss: {1 / (step + 1):.4f} | Entropy: 0.3",
         )
-        _ping(config.heartbeat_url)
     if config.max_steps % config.interval:
         _save(config, config.max_steps)
     say("SUCCESS", "RL trainer finished!")
@@ -79,11 +60,6 @@ def train(config: RunConfig) -> int:
 def _save(config: RunConfig, step: int) -> None:
     say("INFO", f"Saving checkpoint at step {step}")
     write_dcp(config.trainer_checkpoint(step), ranks=config.ranks, bytes_per_rank=config.shard_bytes, seed=step)
-    if config.keep_last:
-        _keep_last(config)
-    if config.layout == "A":
-        weights = config.output_dir / "weights" / f"step_{step}"
-        _write_weights(config, weights, step)
 
 
 def _write_weights(config: RunConfig, directory: Path, step: int) -> None:
@@ -104,12 +80,6 @@ def _broadcast(config: RunConfig, step: int) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _keep_last(config: RunConfig) -> None:
-    steps = sorted(int(path.name.split("_")[-1]) for path in (config.output_dir / "checkpoints").glob("step_*"))
-    for step in steps[: -config.keep_last]:
-        shutil.rmtree(config.output_dir / "checkpoints" / f"step_{step}", ignore_errors=True)
-
-
 def _wait_for(path: Path) -> None:
     while not path.exists():
         time.sleep(0.02)
@@ -120,29 +90,3 @@ def _hang(config: RunConfig) -> None:
     hold(config.gpus, TRAINER_GPU, os.getpid(), TRAINER_MEMORY, 0.0)
     while True:
         time.sleep(3600)
-
-
-def _told_to_fail(config: RunConfig, step: int) -> bool:
-    """Whether to fail now: the fault ``crash-after-load`` contains ``<step> <times>``; ``newest`` is the first loaded
-    step."""
-    text = take_fault(config, "crash-after-load")
-    if text is None:
-        return False
-    wanted, times = text.split()
-    wanted = str(step) if wanted == "newest" else wanted
-    if wanted != str(step):
-        (config.faults / "crash-after-load").write_text(text)
-        return False
-    if int(times) > 1:
-        (config.faults / "crash-after-load").write_text(f"{wanted} {int(times) - 1}")
-    return True
-
-
-def _ping(url: str) -> None:
-    if not url:
-        return
-    try:
-        with urllib.request.urlopen(url, timeout=1):  # noqa: S310 - the configured heartbeat address
-            pass
-    except OSError:
-        pass

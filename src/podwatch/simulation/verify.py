@@ -72,7 +72,6 @@ class Screen:
 # The journal's events in order, the trainer's own log, the process list.
 
 _STEP = re.compile(rb"SUCCESS\s+Step (\d+) \|")
-_TAIL = 65_536
 STATUS_SECONDS = 0.4
 _QUIET = frozenset({EventName.SENSOR_CHANGED, EventName.UPLOAD_STARTED})
 """Events that the demo does not print."""
@@ -132,17 +131,13 @@ class Watching:
 
     def step(self) -> int | None:
         """The newest step that the trainer has reported since its last start."""
-        logs = self._pod.output_dir / "logs"
-        found: list[int] = []
-        for path in (logs / "trainer.stdout", logs / "trainer.log"):
-            try:
-                with path.open("rb") as file:
-                    size = file.seek(0, 2)
-                    file.seek(max(0, size - _TAIL))
-                    found += [int(number) for number in _STEP.findall(file.read())]
-            except FileNotFoundError:
-                continue
-        return max(found, default=None)
+        try:
+            with (self._pod.output_dir / "logs" / "trainer.log").open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - 65_536))
+                return max((int(number) for number in _STEP.findall(file.read())), default=None)
+        except FileNotFoundError:
+            return None
 
     def resumed_from(self) -> int | None:
         """The step on the command line of the running launcher, from the process list."""
@@ -245,7 +240,7 @@ def prove_store(root: Path, keys: RunKeys) -> StoreProof:
             problems.append(f"{name} is not there, or cannot be read")
         elif inventory.named_by(pointer) not in sound:
             problems.append(f"{name} names step {pointer.step}, which has no complete checkpoint")
-    steps, size = sorted(save.step for save in sound), sum(save.bytes for save in sound)
+    steps, size = sorted(save.step for save in sound), sum(save.total_bytes for save in sound)
     return StoreProof(None if newest is None else newest.step, tuple(steps), size, tuple(problems))
 
 

@@ -4,21 +4,20 @@ The documents of the lease (claim, heartbeat, control.json) are in ``domain/leas
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Self
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.document import (
     At,
     Document,
-    FileMode,
     Flag,
     Form,
-    Integer,
     Label,
     Many,
     Positive,
-    RelativePath,
     RunId,
     SaveId,
     Text,
@@ -26,42 +25,13 @@ from podwatch.domain.document import (
     Whole,
 )
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.safe_links import PlacedLink, check_links
+from podwatch.domain.safe_links import check_links
 from podwatch.store.keys import SAVE_DOCUMENTS, Piece, pieces
 
-Digest = Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
-"""The hash of an object, as ``sha1:<hex>``: what its store verifies."""
-PartName = Annotated[str, Form(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")]
 MOST_OBJECTS = 200_000
 """Of one save."""
 EXPORT_BYTES = 5 * 10**9
 """Largest file that every store takes in one request: an export is downloaded by people, and is not cut in pieces."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedFile:
-    """One regular file of a save. ``path`` is POSIX, below its part."""
-
-    part: PartName
-    path: RelativePath
-    size: Whole
-    mtime_ns: Integer
-    mode: FileMode = 0o644
-
-    @property
-    def name(self) -> str:
-        return f"{self.part}/{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class SavedLink:
-    part: PartName
-    path: RelativePath
-    target: Text
-
-    @property
-    def name(self) -> str:
-        return f"{self.part}/{self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,58 +50,53 @@ class SaveIntent(Document):
     created_at: At
     layout: Label
     piece_size: Positive
-    files: Many[SavedFile]
-    symlinks: Many[SavedLink] = ()
+    files: Many[FileEntry]
+    symlinks: Many[SymlinkEntry] = ()
 
     def __post_init__(self) -> None:
-        _check_count(self.files, self.piece_size)
+        if sum(max(1, -(-file.size // self.piece_size)) for file in self.files) > MOST_OBJECTS:
+            raise ValueError(f"files: more than {MOST_OBJECTS} objects")  # before anything is counted out
         _check_names([piece.name for piece in self.objects()], self.symlinks)
-        _check_targets(self.files, self.symlinks)
+        try:
+            check_links([file.name for file in self.files], self.symlinks)
+        except IntegrityError as error:
+            raise ValueError(f"symlinks: {error}") from None
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return (self.step, self.save_id)
 
     def objects(self) -> Iterator[Piece]:
         """Each object that the save consists of, beside its documents."""
-        for file in self.files:
-            yield from pieces(file.name, file.size, self.piece_size)
+        return pieces(self.files, self.piece_size)
 
     @property
     def total_bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    def same_files(self, files: Iterable[SavedFile], identity: Collection[str] = ()) -> bool:
+    def same_files(self, files: Iterable[FileEntry], identity: Collection[str] = ()) -> bool:
         """Whether it is the save that consists of ``files``. ``identity``: the parts that make a save, where a resume
         writes others again."""
         return _file_keys(self.files, identity) == _file_keys(files, identity) != set()
 
+    def hashed(self, hashes: Mapping[str, str]) -> tuple[FileEntry, ...]:
+        """Its files with the hashes of their objects, by name. Raises KeyError for one that is not there."""
+        found = defaultdict[int, list[str]](list)
+        for piece in self.objects():
+            found[piece.file].append(hashes[piece.name])
+        return tuple(replace(file, hashes=tuple(found[number])) for number, file in enumerate(self.files))
+
 
 @dataclass(frozen=True, slots=True)
-class StoredFile(SavedFile):
-    """``hashes``: of each of its objects, in their order."""
-
-    hashes: Many[Digest] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SaveManifest(Document):
+class SaveManifest(SaveIntent):
     """``manifest.json``: every object of a save that is in the store as a whole. Never changed. ``generation`` and
     ``seq`` order the saves of a run; a save that was stored without becoming the newest has seq 0. ``start_id`` and
     ``from_step``: the start of training that wrote it."""
 
     KIND = "podwatch-manifest"
     FILE = "manifest.json"
-    LARGEST = 64 << 20
 
-    run_id: RunId
-    step: Whole
-    save_id: SaveId
-    writer_id: Label
-    generation: Whole
-    seq: Whole
-    created_at: At
-    layout: Label
-    piece_size: Positive
-    total_bytes: Whole
-    files: Many[StoredFile]
-    symlinks: Many[SavedLink] = ()
+    seq: Whole = 0
     lineage: Label = ""
     start_id: Text = ""
     from_step: Whole | None = None
@@ -141,24 +106,13 @@ class SaveManifest(Document):
     wandb: Texts = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_count(self.files, self.piece_size)
-        _check_names([piece.name for piece, _ in self.objects()], self.symlinks)
-        _check_targets(self.files, self.symlinks)
-        if sum(file.size for file in self.files) != self.total_bytes:
-            raise ValueError("total_bytes is not the sum of the files")
-
-    def objects(self) -> Iterator[tuple[Piece, str]]:
-        """Each object that the save consists of, with its hash. Raises ValueError for a wrong number of hashes."""
-        for file in self.files:
-            yield from zip(pieces(file.name, file.size, self.piece_size), file.hashes, strict=True)
+        SaveIntent.__post_init__(self)
+        if not all(file.hashes for file in self.files):
+            raise ValueError("files: one has no hash")
 
     @property
     def order(self) -> tuple[int, int]:
         return (self.generation, self.seq)
-
-    def same_files(self, files: Iterable[SavedFile], identity: Collection[str] = ()) -> bool:
-        """As ``SaveIntent.same_files``."""
-        return _file_keys(self.files, identity) == _file_keys(files, identity) != set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,23 +152,9 @@ class RunPointer(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedFile:
-    """``hash`` is empty until the file is stored."""
-
-    part: PartName
-    path: RelativePath
-    size: Whole
-    hash: Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})?")] = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.part}/{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
 class SaveExports(Document):
-    """``exports.json``: exported weights, stored beside a save. Written before the files, and again once all of them
-    are there (``complete``)."""
+    """``exports.json``: exported weights, stored beside a save, each file as one object. Written before the files, and
+    again once all of them are there (``complete``)."""
 
     KIND = "podwatch-exports"
     FILE = "exports.json"
@@ -224,48 +164,21 @@ class SaveExports(Document):
     step: Whole
     save_id: SaveId
     created_at: At
-    files: Many[ExportedFile]
+    files: Many[FileEntry]
     complete: Flag = False
 
     def __post_init__(self) -> None:
         _check_names([file.name for file in self.files], ())
-        if any(file.size > EXPORT_BYTES or (self.complete and not file.hash) for file in self.files):
-            raise ValueError("files: one is too large, or has no hash")
+        for file in self.files:
+            if file.size > EXPORT_BYTES or len(file.hashes) > 1 or (self.complete and not file.hashes):
+                raise ValueError("files: one is too large, or has not the hash of its one object")
 
 
-@dataclass(frozen=True, slots=True)
-class SentSave:
-    """A save whose objects are all sent: the intent, and by name the hash of each."""
-
-    intent: SaveIntent
-    hashes: dict[str, str] = field(default_factory=dict)
-
-    def files(self) -> tuple[StoredFile, ...]:
-        """As the manifest has them. Raises KeyError for an object that was not sent."""
-        return tuple(
-            StoredFile(
-                file.part, file.path, file.size, file.mtime_ns, file.mode,
-                tuple(self.hashes[p.name] for p in pieces(file.name, file.size, self.intent.piece_size)),
-            )
-            for file in self.intent.files
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, manifest: SaveManifest, intent: SaveIntent) -> Self:
-        return cls(intent, {piece.name: digest for piece, digest in manifest.objects()})
-
-
-def _file_keys(files: Iterable[SavedFile], identity: Collection[str]) -> set[tuple[str, str, int, int]]:
+def _file_keys(files: Iterable[FileEntry], identity: Collection[str]) -> set[tuple[str, str, int, int]]:
     return {(f.part, f.path, f.size, f.mtime_ns) for f in files if not identity or f.part in identity}
 
 
-def _check_count(files: Sequence[SavedFile], piece_size: int) -> None:
-    """Before anything is counted out: two numbers in a document can stand for any number of objects."""
-    if sum(max(1, -(-file.size // piece_size)) for file in files) > MOST_OBJECTS:
-        raise ValueError(f"files: more than {MOST_OBJECTS} objects")
-
-
-def _check_names(objects: Sequence[str], links: Iterable[SavedLink]) -> None:
+def _check_names(objects: Sequence[str], links: Iterable[SymlinkEntry]) -> None:
     """Raise ValueError unless each name is one object, and a directory can hold all of them beside the documents."""
     names = [*objects, *(link.name for link in links), *SAVE_DOCUMENTS]
     taken = set(names)
@@ -274,16 +187,6 @@ def _check_names(objects: Sequence[str], links: Iterable[SavedLink]) -> None:
     folders = {name[:end] for name in names for end, c in enumerate(name) if c == "/"}
     if not taken.isdisjoint(folders):
         raise ValueError("files: one name is a file and a directory")
-
-
-def _check_targets(files: Iterable[SavedFile], links: Sequence[SavedLink]) -> None:
-    """Raises ValueError unless every link stays in its part."""
-    if not links:
-        return
-    try:
-        check_links([f.name for f in files], [PlacedLink(link.name, link.part, link.target) for link in links])
-    except IntegrityError as error:
-        raise ValueError(f"symlinks: {error}") from None
 
 
 def manifest_hash(data: bytes) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from podwatch.domain.errors import RemoteError
-from podwatch.store.interfaces import Listed, RunObjects
 from podwatch.store.keys import Kind, RunKeys
+from podwatch.store.objects.base import ObjectInfo, Objects
 
 KEEP = {"config": 50, "logs": 24, "incidents": 60}
 """How many of the newest objects of each kind stay: three pods' logs, two pods' bundles."""
@@ -47,7 +47,7 @@ def configuration(name: str, text: str) -> Evidence:
 class EvidenceKeeper:
     """``sent``: digests of what this life stored, so that an unchanged log is not sent again."""
 
-    store: RunObjects
+    store: Objects
     keys: RunKeys
     sent: dict[str, bytes] = field(default_factory=dict)
     _there: set[str] | None = None
@@ -92,7 +92,7 @@ class EvidenceKeeper:
         return self._there
 
 
-def stale_evidence(items: Iterable[Listed], now: float, most: int) -> list[str]:
+def stale_evidence(items: Iterable[ObjectInfo], now: float, most: int) -> list[str]:
     """All but the newest ``most``, and those older than ``KEEP_SECONDS``. The newest always stays."""
     ordered = sorted(items, key=lambda item: (-item.wall, item.key))
     return [i.key for n, i in enumerate(ordered) if n >= max(1, most) or (n and now - i.wall > KEEP_SECONDS)]

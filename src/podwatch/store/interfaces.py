@@ -1,55 +1,17 @@
 """What the rules of this room need of an object store, of the lease, and of this pod."""
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from podwatch.domain.document import Document
 from podwatch.domain.lease import Claim
+from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.objects.errors import ObjectMissing, StoreOutage
 from podwatch.store.objects.transport import boottime
 
 LISTING_SECONDS = 300.0
 """Of one whole listing: a million names take less."""
-
-
-class Listed(Protocol):
-    """An entry of a listing. ``wall``: when it was stored, by the store's clock, in epoch seconds. ``hash``: as
-    ``documents.Digest`` has it; empty where the listing does not show it."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def wall(self) -> float: ...
-    @property
-    def hash(self) -> str: ...
-
-
-class RunObjects(Protocol):
-    """Small requests. Each (of a listing each page, of a deletion each object) ends within
-    ``lease_rules.REQUEST_SECONDS``, its repetitions included. Raises RemoteError; ``read`` raises ObjectMissing, and
-    ObjectTooLarge above ``limit``. ``until``: the boottime after which no byte is sent any more, also by a process that
-    was frozen in the middle of the call; LeaseUnsettled then."""
-
-    url: str
-
-    def put(self, key: str, source: bytes, *, until: float = math.inf) -> None: ...
-    def read(self, key: str, limit: int) -> bytes: ...
-    def list(self, prefix: str) -> Iterator[Listed]: ...
-    def delete(self, keys: Sequence[str], *, older: bool = False, until: float = math.inf) -> None:
-        """Every version of these objects, in this order; ``older``: those that a newer one has replaced. Absent is
-        success."""
-        ...
-
-
-class StoreClock(Protocol):
-    """``boottime`` continues during suspend; ``wall`` is for people: no decision here rests on it."""
-
-    def boottime(self) -> float: ...
-    def wall(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +24,7 @@ class Permit:
 
 
 class Ownership(Protocol):
-    def confirm(self, store: RunObjects) -> Permit:
+    def confirm(self, store: Objects) -> Permit:
         """One listing, unless one was made just now. Raises LeaseLost, LeaseUnsettled or what the store raises."""
         ...
 
@@ -101,7 +63,7 @@ class Author:
     wandb: dict[str, str] = field(default_factory=dict)
 
 
-def list_bounded(store: RunObjects, prefix: str, seconds: float = LISTING_SECONDS) -> Iterator[Listed]:
+def list_bounded(store: Objects, prefix: str, seconds: float = LISTING_SECONDS) -> Iterator[ObjectInfo]:
     """As ``store.list``. Raises StoreOutage after ``seconds``: a store can send page after page without an end."""
     ends = boottime() + seconds
     for item in store.list(prefix):
@@ -111,7 +73,12 @@ def list_bounded(store: RunObjects, prefix: str, seconds: float = LISTING_SECOND
         yield item
 
 
-def read_or_none(store: RunObjects, key: str, document: type[Document]) -> bytes | None:
+def list_save(store: Objects, folder: str) -> dict[str, ObjectInfo]:
+    """What is below a save's ``folder`` (``RunKeys.save``), by name."""
+    return {item.key.removeprefix(folder): item for item in store.list(folder)}
+
+
+def read_or_none(store: Objects, key: str, document: type[Document]) -> bytes | None:
     """The bytes of a document; None if it is absent."""
     try:
         return store.read(key, document.LARGEST)

@@ -6,12 +6,12 @@ document that cannot be read names nothing, and a save is whole only if its list
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.document import Document
 from podwatch.domain.errors import IntegrityError
-from podwatch.store.documents import RunPointer, SavedFile, SaveIntent, SaveManifest, manifest_hash
-from podwatch.store.interfaces import Listed, RunObjects
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
+from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
 from podwatch.store.keys import (
     EXPORTS,
     INTENT,
@@ -20,9 +20,11 @@ from podwatch.store.keys import (
     SAVE_DOCUMENTS,
     Kind,
     ObjectName,
+    Piece,
     RunKeys,
     contradicts,
 )
+from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.objects.errors import ObjectMissing
 from podwatch.store.pointers import PointerSeen, rank_pointers
 
@@ -35,30 +37,23 @@ SaveKey = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A save with a manifest. ``wall``: when the manifest was stored, by the store's clock. ``problem``: why it cannot
-    be restored; ``manifest`` is None where it cannot be read."""
+class Stored(StoredCheckpoint):
+    """With what only this room reads. ``manifest`` is None where it cannot be read."""
 
-    step: int
-    save_id: str
-    generation: int = 0
-    seq: int = 0
-    bytes: int = 0
     files: int = 0
-    wall: float = 0.0
-    pinned: bool = False
-    exports: bool = False
-    problem: str = ""
     manifest: SaveManifest | None = None
     hash: str = ""
 
-    @property
-    def key(self) -> SaveKey:
-        return (self.step, self.save_id)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return (self.generation, self.seq)
+    @classmethod
+    def of(
+        cls, manifest: SaveManifest, digest: str, wall: float, objects: Collection[str], problem: str = ""
+    ) -> "Stored":
+        """``objects``: the names of what is below the save."""
+        return cls(
+            *manifest.key, manifest.lineage, manifest.generation, manifest.seq, manifest.total_bytes, wall,
+            PINNED in objects, EXPORTS in objects, problem=problem, files=len(manifest.files), manifest=manifest,
+            hash=digest,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +114,7 @@ class Inventory:
         """Every save that is whole."""
         return frozenset(save.key for save in self.saves if not save.problem)
 
-    def find_save(self, step: int, files: Sequence[SavedFile], identity: Collection[str] = ()) -> Stored | None:
+    def find_save(self, step: int, files: Sequence[FileEntry], identity: Collection[str] = ()) -> Stored | None:
         """The whole save that consists of these files: it is not sent again, also after a resume from it."""
         for save in reversed(self.saves):
             same = save.step == step and save.manifest is not None and save.manifest.same_files(files, identity)
@@ -128,7 +123,7 @@ class Inventory:
         return None
 
     def find_unfinished(
-        self, step: int, files: Sequence[SavedFile], writer_id: str, *, within: float = REUSED_SECONDS
+        self, step: int, files: Sequence[FileEntry], writer_id: str, *, within: float = REUSED_SECONDS
     ) -> Unfinished | None:
         """The upload of these files that this pod began, and continues. Not one that a sweep can already be removing,
         so only one that is younger than half of a sweep's age."""
@@ -146,19 +141,19 @@ class DocumentCache:
 
     found: dict[tuple[str, int, float], tuple[Document | None, str, str]] = field(default_factory=dict)
 
-    def read(self, store: RunObjects, item: Listed, kind: type[Document]) -> tuple[Document | None, str, str]:
+    def read(self, store: Objects, item: ObjectInfo, kind: type[Document]) -> tuple[Document | None, str, str]:
         """(document or None, its hash, what is wrong). Raises RemoteError for trouble of the store."""
         key = (item.key, item.size, item.wall)
         if key not in self.found:
             self.found[key] = _read(store, item.key, kind)
         return self.found[key]
 
-    def keep_only(self, items: Iterable[Listed]) -> None:
+    def keep_only(self, items: Iterable[ObjectInfo]) -> None:
         names = {(item.key, item.size, item.wall) for item in items}
         self.found = {key: found for key, found in self.found.items() if key in names}
 
 
-def _read(store: RunObjects, key: str, kind: type[Document]) -> tuple[Document | None, str, str]:
+def _read(store: Objects, key: str, kind: type[Document]) -> tuple[Document | None, str, str]:
     try:
         data = store.read(key, kind.LARGEST)
         return kind.from_bytes(data, where=f"{store.url}/{key}"), manifest_hash(data), ""
@@ -168,13 +163,13 @@ def _read(store: RunObjects, key: str, kind: type[Document]) -> tuple[Document |
         return None, "", str(error)
 
 
-def take_inventory(store: RunObjects, keys: RunKeys, cache: DocumentCache | None = None) -> Inventory:
+def take_inventory(store: Objects, keys: RunKeys, cache: DocumentCache | None = None) -> Inventory:
     """Blocks. Raises RemoteError."""
     return _Taking(store, keys, cache if cache is not None else DocumentCache()).take()
 
 
 class _Taking:
-    def __init__(self, store: RunObjects, keys: RunKeys, cache: DocumentCache) -> None:
+    def __init__(self, store: Objects, keys: RunKeys, cache: DocumentCache) -> None:
         self._store, self._keys, self._cache = store, keys, cache
         self._problems: list[str] = []
 
@@ -200,29 +195,29 @@ class _Taking:
             forged,
         )
 
-    def _pointers(self, ranked: Sequence[PointerSeen], items: Mapping[str, Listed]) -> tuple[PointerSeen, ...]:
+    def _pointers(self, ranked: Sequence[PointerSeen], items: Mapping[str, ObjectInfo]) -> tuple[PointerSeen, ...]:
         newest = max((p.wall for p in ranked), default=0.0)
         return tuple(
             self._pointer(p, items[p.key]) if number < MOST_POINTERS or newest - p.wall < 2 * 86400 else p
             for number, p in enumerate(ranked)
         )
 
-    def _pointer(self, seen: PointerSeen, item: Listed) -> PointerSeen:
+    def _pointer(self, seen: PointerSeen, item: ObjectInfo) -> PointerSeen:
         pointer, _, problem = self._cache.read(self._store, item, RunPointer)
         found = seen.with_document(pointer, problem, self._keys.run_id)
         if found.problem:
             self._problems.append(f"{item.key}: {found.problem}")
         return found
 
-    def _latest(self, items: list[Listed]) -> RunPointer | None:
+    def _latest(self, items: list[ObjectInfo]) -> RunPointer | None:
         for item in items:
             found, _, _ = self._cache.read(self._store, item, RunPointer)
             if isinstance(found, RunPointer) and found.run_id == self._keys.run_id:
                 return found
         return None
 
-    def _saves(self, named: list[tuple[ObjectName, Listed]]) -> tuple[list[Stored], list[Unfinished], list[str]]:
-        inside: dict[SaveKey, dict[str, Listed]] = {}
+    def _saves(self, named: list[tuple[ObjectName, ObjectInfo]]) -> tuple[list[Stored], list[Unfinished], list[str]]:
+        inside: dict[SaveKey, dict[str, ObjectInfo]] = {}
         foreign = [name.rest for name, _ in named if name.kind is Kind.FOREIGN]
         for name, item in named:
             if name.kind is Kind.SAVE:
@@ -232,7 +227,7 @@ class _Taking:
             known = set[str]()
             if MANIFEST in objects:
                 saves.append(save := self._save(key, objects))
-                known = {p.name for p, _ in save.manifest.objects()} if save.manifest is not None else set(objects)
+                known = {p.name for p in save.manifest.objects()} if save.manifest is not None else set(objects)
             elif INTENT in objects:
                 unfinished.append(one := self._unfinished(key, objects))
                 known = {p.name for p in one.intent.objects()} if one.intent is not None else set(objects)
@@ -240,28 +235,21 @@ class _Taking:
             foreign += [f"step_{key[0]}/{key[1]}/{n}" for n in objects if n not in known and n not in documents]
         return saves, unfinished, foreign
 
-    def _save(self, key: SaveKey, objects: Mapping[str, Listed]) -> Stored:
+    def _save(self, key: SaveKey, objects: Mapping[str, ObjectInfo]) -> Stored:
         item = objects[MANIFEST]
         manifest, digest, problem = self._cache.read(self._store, item, SaveManifest)
-        make = partial(Stored, *key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects)
-        if not isinstance(manifest, SaveManifest) or _place(manifest) != (self._keys.run_id, *key):
+        if not isinstance(manifest, SaveManifest) or (manifest.run_id, manifest.key) != (self._keys.run_id, key):
             problem = problem or "the manifest belongs to another save"
             self._problems.append(f"{item.key}: {problem}")
-            return make(problem=problem)
-        missing = missing_objects(manifest, objects)
-        return make(
-            generation=manifest.generation,
-            seq=manifest.seq,
-            bytes=manifest.total_bytes,
-            files=len(manifest.files),
-            problem=f"{len(missing)} of its objects are missing or different, e.g. {missing[0]}" if missing else "",
-            manifest=manifest,
-            hash=digest,
-        )
+            return Stored(*key, wall=item.wall, pinned=PINNED in objects, exports=EXPORTS in objects, problem=problem)
+        missing = missing_objects(manifest.objects(), objects)
+        if missing:
+            problem = f"{len(missing)} of its objects are missing or different, e.g. {missing[0]}"
+        return Stored.of(manifest, digest, item.wall, objects, problem)
 
-    def _unfinished(self, key: SaveKey, objects: Mapping[str, Listed]) -> Unfinished:
+    def _unfinished(self, key: SaveKey, objects: Mapping[str, ObjectInfo]) -> Unfinished:
         intent, _, problem = self._cache.read(self._store, objects[INTENT], SaveIntent)
-        if isinstance(intent, SaveIntent) and _place(intent) != (self._keys.run_id, *key):
+        if isinstance(intent, SaveIntent) and (intent.run_id, intent.key) != (self._keys.run_id, key):
             intent, problem = None, "the intent belongs to another save"
         if problem:
             self._problems.append(f"{objects[INTENT].key}: {problem}")
@@ -271,17 +259,10 @@ class _Taking:
         return Unfinished(*key, newest, size, intent if isinstance(intent, SaveIntent) else None, problem)
 
 
-def missing_objects(manifest: SaveManifest, objects: Mapping[str, Listed]) -> list[str]:
-    """The names of its objects that are not in ``objects`` (by name below the save) as they were sent."""
-    return [
-        piece.name for piece, digest in manifest.objects() if not is_stored(objects, piece.name, piece.size, digest)
-    ]
+def missing_objects(pieces: Iterable[Piece], objects: Mapping[str, ObjectInfo]) -> list[str]:
+    """The names of those that are not in ``objects`` (by name below the save) as they were sent."""
+    return [piece.name for piece in pieces if not _is_stored(piece, objects.get(piece.name))]
 
 
-def is_stored(objects: Mapping[str, Listed], name: str, size: int, digest: str) -> bool:
-    item = objects.get(name)
-    return item is not None and item.size == size and not contradicts(item.hash, digest)
-
-
-def _place(document: SaveManifest | SaveIntent) -> tuple[str, int, str]:
-    return (document.run_id, document.step, document.save_id)
+def _is_stored(piece: Piece, item: ObjectInfo | None) -> bool:
+    return item is not None and item.size == piece.size and not contradicts(item.hash, piece.hash)

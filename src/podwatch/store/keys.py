@@ -5,10 +5,11 @@ what the ``intent.json``, ``manifest.json`` or ``exports.json`` of a save lists.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.lease import parse_claim_name
 
@@ -133,17 +134,24 @@ def contradicts(shown: str, recorded: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One object of a file. ``name``: below the save; ``offset``: in the file."""
+    """One object of a save. ``file``: the number of its file; ``name``: below the save; ``offset``: in the file.
+    ``hash``: as ``FileEntry`` has it, empty where it is not known."""
 
+    file: int
     name: str
     offset: int
     size: int
+    hash: str = ""
 
 
-def pieces(name: str, size: int, piece_size: int) -> Iterator[Piece]:
-    """The objects of a file ``name`` (``<part>/<path>``): itself, or pieces in order where it is larger than one."""
-    if size <= piece_size:
-        yield Piece(name, 0, size)
-        return
-    for number, offset in enumerate(range(0, size, piece_size)):
-        yield Piece(f"{name}.piece-{number:05}", offset, min(piece_size, size - offset))
+def pieces(files: Iterable[FileEntry], piece_size: int) -> Iterator[Piece]:
+    """The objects of these files: a file itself, or pieces in order where it is larger than one. Raises ValueError for
+    a wrong number of hashes."""
+    for number, file in enumerate(files):
+        count = max(1, -(-file.size // piece_size))
+        if file.hashes and len(file.hashes) != count:
+            raise ValueError(f"hashes: {file.name} has {count} objects")
+        for nth, offset in enumerate(range(0, max(1, file.size), piece_size)):
+            name = file.name if count == 1 else f"{file.name}.piece-{nth:05}"
+            digest = file.hashes[nth] if file.hashes else ""
+            yield Piece(number, name, offset, min(piece_size, file.size - offset), digest)

@@ -25,7 +25,7 @@ from podwatch.domain.lease import (
     read_control,
 )
 from podwatch.domain.times import rfc3339
-from podwatch.store.interfaces import OwnSide, Permit, RunObjects, StoreClock, read_or_none
+from podwatch.store.interfaces import OwnSide, Permit, read_or_none
 from podwatch.store.keys import Kind, RunKeys
 from podwatch.store.lease_rules import (
     CONFIRMED_SECONDS,
@@ -37,8 +37,10 @@ from podwatch.store.lease_rules import (
     decide,
     winner,
 )
+from podwatch.store.objects.base import Objects
 from podwatch.store.pointers import highest_pointer
 from podwatch.store.publish import LeaseLost, LeaseUnsettled
+from podwatch.system.clock import Clock
 
 CONTROL_EVERY = 5
 """control.json is read with every n-th heartbeat: each read beyond a daily number is paid for."""
@@ -52,7 +54,7 @@ class Lease:
 
     me: Pod
     keys: RunKeys
-    clock: StoreClock
+    clock: Clock
     own_side: OwnSide
     timing: LeaseTiming = field(default_factory=LeaseTiming)
     take_over: bool = False
@@ -120,7 +122,7 @@ class Lease:
         self._view = replace(self._view, answers=False)
         return self.decision if self.decision.act is LeaseAction.HOLD else self._decide()
 
-    def update(self, store: RunObjects) -> Decision:
+    def update(self, store: Objects) -> Decision:
         """Read, decide, and claim if that is the decision. Raises what the store raises."""
         began = self.clock.boottime()
         self._read_control(store)
@@ -141,13 +143,13 @@ class Lease:
             self._claim(store, listed)
         return self.decision
 
-    def _read_beat(self, store: RunObjects) -> Beat | None:
+    def _read_beat(self, store: Objects) -> Beat | None:
         beat = read_beat(read_or_none(store, self.keys.heartbeat, Heartbeat))
         if beat is not None and beat.said.readable and beat.mark != self._beat_mark:
             self.heartbeat = beat
         return beat
 
-    def _read_control(self, store: RunObjects) -> None:
+    def _read_control(self, store: Objects) -> None:
         try:
             wanted = read_control(read_or_none(store, self.keys.control, Control), where=self.keys.control)
         except IntegrityError as error:
@@ -156,7 +158,7 @@ class Lease:
         self.problem = ""
         self._view = replace(self._view, control=wanted)
 
-    def _list(self, store: RunObjects, *, pointers: bool = False) -> None:
+    def _list(self, store: Objects, *, pointers: bool = False) -> None:
         claims = []
         for item in store.list(self.keys.claims):
             name = self.keys.parse(item.key)
@@ -172,7 +174,7 @@ class Lease:
         self._view = replace(self._view, claims=tuple(claims), watch=watch, pointed=pointed)
         self._view = replace(self._view, other_holder=self._other_holder(store))
 
-    def _other_holder(self, store: RunObjects) -> Pod | None:
+    def _other_holder(self, store: Objects) -> Pod | None:
         """The pod with the winning claim, if that is not this life's."""
         view = self._view
         first = view.first
@@ -182,13 +184,13 @@ class Lease:
             return view.beat.said
         return claimant(read_or_none(store, self.keys.claim(*_numbers(first)), ClaimDocument))
 
-    def _pointed(self, store: RunObjects, claims: Sequence[Claim]) -> int:
+    def _pointed(self, store: Objects, claims: Sequence[Claim]) -> int:
         """The highest generation that a pointer of this run has used, if all claims were deleted: beside a claim no
         pointer of a higher generation counts."""
         pointer = None if claims else highest_pointer(store, self.keys)
         return 0 if pointer is None else pointer.generation
 
-    def _age(self, store: RunObjects) -> float | None:
+    def _age(self, store: Objects) -> float | None:
         """Seconds since the other pod's newest heartbeat or claim, by the store's clock: that is read by storing a
         small object. A heartbeat that is written meanwhile makes it younger, never older."""
         key = f"{self.keys.tmp}clock-{self.nonce()}"
@@ -221,7 +223,7 @@ class Lease:
 
     # -- claiming -----------------------------------------------------------------------------------------------------
 
-    def _claim(self, store: RunObjects, listed: float) -> None:
+    def _claim(self, store: Objects, listed: float) -> None:
         """A request that fails may still be carried out: the next try has another name."""
         wanted, holder = self.decision, self._view.holder
         claim = Claim(wanted.generation, self.nonce(), writer_id=self.me.writer_id)
@@ -235,7 +237,7 @@ class Lease:
         self._list(store)
         self._decide()
 
-    def tidy(self, store: RunObjects) -> None:
+    def tidy(self, store: Objects) -> None:
         """Remove claims that a later one replaced a day ago, and the older versions of what is rewritten under its
         name, which B2 keeps: call it once a day. Raises as the store does."""
         if self.decision.act is not LeaseAction.HOLD:
@@ -251,7 +253,7 @@ class Lease:
 
     # -- holding ------------------------------------------------------------------------------------------------------
 
-    def confirm(self, store: RunObjects, *, fresh: bool = False) -> Permit:
+    def confirm(self, store: Objects, *, fresh: bool = False) -> Permit:
         """As ``interfaces.Ownership``."""
         self._must_hold()
         now = self.clock.boottime()
@@ -273,7 +275,7 @@ class Lease:
         what = "it is not decided yet whether this pod holds the run"
         raise LeaseUnsettled(what, where=self.keys.root, fix="podwatch tries again soon")
 
-    def beat(self, store: RunObjects, state: HolderState, heartbeat: Heartbeat) -> Decision:
+    def beat(self, store: Objects, state: HolderState, heartbeat: Heartbeat) -> Decision:
         """Write a heartbeat if this pod is the one to write it, after a look at whether another pod has written one.
         Raises what the store raises."""
         own = self._view.own

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from podwatch.domain.document import Document
 from podwatch.domain.errors import IntegrityError
 from podwatch.store.documents import RunPointer
-from podwatch.store.interfaces import Listed, RunObjects, list_bounded
+from podwatch.store.interfaces import list_bounded
 from podwatch.store.keys import Kind, ObjectName, RunKeys
+from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.objects.errors import ObjectMissing
 
 MOST_TRIED = 5
@@ -43,7 +44,7 @@ class PointerSeen:
 
 
 def rank_pointers(
-    listed: Iterable[tuple[ObjectName, Listed]], claims: Collection[int]
+    listed: Iterable[tuple[ObjectName, ObjectInfo]], claims: Collection[int]
 ) -> tuple[tuple[PointerSeen, ...], tuple[str, ...]]:
     """(the pointers that count, the highest first; the names of forged ones). ``claims``: the generations of all
     claims."""
@@ -58,7 +59,7 @@ def rank_pointers(
     return tuple(p for p in found if p.key not in forged), tuple(p.key for p in found if p.key in forged)
 
 
-def list_pointers(store: RunObjects, keys: RunKeys, *, claimed: int = 0) -> tuple[PointerSeen, ...]:
+def list_pointers(store: Objects, keys: RunKeys, *, claimed: int = 0) -> tuple[PointerSeen, ...]:
     """The pointers that count, the highest first. ``claimed``: a generation that is known to be claimed; the claims,
     whose listing is billed, are listed only where a pointer is above it. Raises RemoteError."""
     listed = [(keys.parse(item.key), item) for item in list_bounded(store, keys.pointers)]
@@ -66,13 +67,13 @@ def list_pointers(store: RunObjects, keys: RunKeys, *, claimed: int = 0) -> tupl
     return rank_pointers(listed, claimed_generations(store, keys) if above else ())[0]
 
 
-def claimed_generations(store: RunObjects, keys: RunKeys) -> set[int]:
+def claimed_generations(store: Objects, keys: RunKeys) -> set[int]:
     """Raises RemoteError."""
     names = (keys.parse(item.key) for item in list_bounded(store, keys.claims))
     return {name.generation for name in names if name.kind is Kind.CLAIM}
 
 
-def read_pointers(store: RunObjects, keys: RunKeys, ranked: Sequence[PointerSeen]) -> Iterator[PointerSeen]:
+def read_pointers(store: Objects, keys: RunKeys, ranked: Sequence[PointerSeen]) -> Iterator[PointerSeen]:
     """The highest ones, read one at a time. One that was deleted since its listing is left out. Raises RemoteError."""
     for seen in ranked[:MOST_TRIED]:
         try:
@@ -84,7 +85,7 @@ def read_pointers(store: RunObjects, keys: RunKeys, ranked: Sequence[PointerSeen
         yield seen.with_document(found, problem, keys.run_id)
 
 
-def highest_pointer(store: RunObjects, keys: RunKeys, *, claimed: int = 0) -> RunPointer | None:
+def highest_pointer(store: Objects, keys: RunKeys, *, claimed: int = 0) -> RunPointer | None:
     """The highest one that can be read. ``claimed``: as in ``list_pointers``. Raises RemoteError."""
     ranked = list_pointers(store, keys, claimed=claimed)
     return next((seen.pointer for seen in read_pointers(store, keys, ranked) if seen.pointer is not None), None)

@@ -9,15 +9,19 @@ later; so the manifest of a save has the same bytes each time, and no name of a 
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from podwatch.domain.checkpoint import FileEntry
+from podwatch.domain.document import of
 from podwatch.domain.errors import IntegrityError, PodwatchError, RemoteError
-from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, SentSave, manifest_hash
-from podwatch.store.interfaces import Author, Listed, Ownership, Permit, RunObjects, StoreClock, read_or_none
-from podwatch.store.inventory import Stored, is_stored
-from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Piece, RunKeys
+from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
+from podwatch.store.interfaces import Author, Ownership, Permit, list_save, read_or_none
+from podwatch.store.inventory import SaveKey, Stored, missing_objects
+from podwatch.store.keys import INTENT, MANIFEST, RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled as LeaseUnsettled
 from podwatch.store.pointers import highest_pointer
+from podwatch.system.clock import Clock
 
 
 class LeaseLost(PodwatchError):  # noqa: N818
@@ -38,39 +42,36 @@ class Publisher:
     """One per life of podwatch. ``named``: when its own pointers last named a save, in boottime: a listing may not
     show them yet."""
 
-    store: RunObjects
+    store: Objects
     keys: RunKeys
     lease: Ownership
-    clock: StoreClock
+    clock: Clock
     nonce: Callable[[], str] = lambda: secrets.token_hex(4)
-    named: dict[tuple[int, str], float] = field(default_factory=dict)
+    named: dict[SaveKey, float] = field(default_factory=dict)
     _seq: int = 0
-    _manifests: dict[tuple[int, str], tuple[SaveManifest, bytes]] = field(default_factory=dict)
+    _manifests: dict[SaveKey, tuple[SaveManifest, bytes]] = field(default_factory=dict)
 
     def begin(self, intent: SaveIntent) -> None:
         """Before the first piece of a save is sent, unless the store has this intent already."""
-        self.store.put(self.keys.save(intent.step, intent.save_id) + INTENT, intent.to_bytes())
+        self.store.put(self.keys.save(*intent.key) + INTENT, intent.to_bytes())
 
-    def publish(self, sent: SentSave, author: Author, *, newest: bool = True) -> Stored:
-        """Not ``newest``: it is stored without becoming the newest. Raises PiecesMissing, LeaseLost, LeaseUnsettled or
-        what the store raises."""
+    def publish(self, intent: SaveIntent, hashes: Mapping[str, str], author: Author, *, newest: bool = True) -> Stored:
+        """``hashes``: of the objects that this pod has sent, by name. Not ``newest``: it is stored without becoming the
+        newest. Raises PiecesMissing, LeaseLost, LeaseUnsettled or what the store raises."""
         permit = self.lease.confirm(self.store)
-        intent = sent.intent
-        folder = self.keys.save(intent.step, intent.save_id)
-        there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
-        lacks = [p.name for p in intent.objects() if not _is_sent(sent, there, p)]
+        folder = self.keys.save(*intent.key)
+        there = list_save(self.store, folder)
+        sent = [replace(piece, hash=hashes[piece.name]) for piece in intent.objects() if piece.name in hashes]
+        lacks = [piece.name for piece in intent.objects() if piece.name not in hashes] + missing_objects(sent, there)
         lacks += [INTENT] if INTENT not in there else []
         if lacks:
             raise PiecesMissing(lacks, where=f"{self.store.url}/{folder}")
         seq = self._next_seq(permit, author)
-        manifest, data = self._manifest(sent, author, permit.generation, seq if newest else 0, MANIFEST in there)
+        order = (permit.generation, seq if newest else 0)
+        manifest, data = self._manifest(intent, hashes, author, order, exists=MANIFEST in there)
         if MANIFEST not in there or read_or_none(self.store, folder + MANIFEST, SaveManifest) != data:
             self.store.put(folder + MANIFEST, data, until=permit.until)
-        saved = Stored(
-            *(intent.step, intent.save_id), manifest.generation, manifest.seq, manifest.total_bytes,
-            len(manifest.files), self.clock.wall(), PINNED in there, EXPORTS in there,
-            manifest=manifest, hash=manifest_hash(data),
-        )  # fmt: skip
+        saved = Stored.of(manifest, manifest_hash(data), self.clock.wall(), there)
         if newest:
             self._point(saved, len(data), author, permit, seq)
         return saved
@@ -90,39 +91,35 @@ class Publisher:
         data = read_or_none(self.store, folder + MANIFEST, SaveManifest) or b""
         if save.manifest is None or manifest_hash(data) != save.hash:
             raise IntegrityError("the manifest is not in the store any more", where=f"{self.store.url}/{folder}")
-        there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
-        lacks = [p.name for p, digest in save.manifest.objects() if not is_stored(there, p.name, p.size, digest)]
-        if lacks:
+        if lacks := missing_objects(save.manifest.objects(), list_save(self.store, folder)):
             raise PiecesMissing(lacks, where=f"{self.store.url}/{folder}")
         return len(data)
 
     def _manifest(
-        self, sent: SentSave, author: Author, generation: int, seq: int, exists: bool
+        self, intent: SaveIntent, hashes: Mapping[str, str], author: Author, order: tuple[int, int], *, exists: bool
     ) -> tuple[SaveManifest, bytes]:
         """The same bytes each time: those of an earlier try, or of an earlier life if it lists the same objects."""
-        key = (sent.intent.step, sent.intent.save_id)
-        if key not in self._manifests and exists and (earlier := self._earlier(sent)) is not None:
+        key, files = intent.key, intent.hashed(hashes)
+        if key not in self._manifests and exists and (earlier := self._earlier(intent, files)) is not None:
             self._manifests[key] = earlier
         if key not in self._manifests:
-            intent = sent.intent
-            manifest = SaveManifest(
-                intent.run_id, *key, author.writer_id, generation, seq, self.clock.wall(), intent.layout,
-                intent.piece_size, intent.total_bytes, sent.files(), intent.symlinks, author.lineage, author.start_id,
-                author.from_step, author.world_size, author.config_digest, author.train_command, author.wandb,
+            manifest = of(
+                SaveManifest, intent, generation=order[0], seq=order[1], created_at=self.clock.wall(), files=files,
+                writer_id=author.writer_id, lineage=author.lineage, start_id=author.start_id,
+                from_step=author.from_step, world_size=author.world_size, config_digest=author.config_digest,
+                train_command=author.train_command, wandb=author.wandb,
             )  # fmt: skip
             self._manifests[key] = (manifest, manifest.to_bytes())
         return self._manifests[key]
 
-    def _earlier(self, sent: SentSave) -> tuple[SaveManifest, bytes] | None:
-        folder = self.keys.save(sent.intent.step, sent.intent.save_id)
+    def _earlier(self, intent: SaveIntent, files: tuple[FileEntry, ...]) -> tuple[SaveManifest, bytes] | None:
         try:
-            data = read_or_none(self.store, folder + MANIFEST, SaveManifest) or b""
+            data = read_or_none(self.store, self.keys.save(*intent.key) + MANIFEST, SaveManifest) or b""
             manifest = SaveManifest.from_bytes(data)
         except IntegrityError:
             return None
-        place = (manifest.run_id, manifest.step, manifest.save_id)
-        same = (sent.intent.run_id, sent.intent.step, sent.intent.save_id) == place
-        return (manifest, data) if same and manifest.files == sent.files() else None
+        same = (manifest.run_id, *manifest.key, manifest.files) == (intent.run_id, *intent.key, files)
+        return (manifest, data) if same else None
 
     def _next_seq(self, permit: Permit, author: Author) -> int:
         """Never lower than that of any pointer, and used once in this life, whether or not its request succeeds.
@@ -142,7 +139,7 @@ class Publisher:
             self.keys.run_id, permit.generation, seq, None if save is None else save.step, author.writer_id,
             self.clock.wall(), lineage=author.lineage, layout=author.layout, host=author.host, wandb=author.wandb,
             save_id="" if save is None else save.save_id, manifest_hash="" if save is None else save.hash,
-            manifest_size=size, total_bytes=0 if save is None else save.bytes,
+            manifest_size=size, total_bytes=0 if save is None else save.total_bytes,
         )  # fmt: skip
         if save is not None:
             self.named[save.key] = self.clock.boottime()
@@ -150,9 +147,3 @@ class Publisher:
         self.store.put(self.keys.pointer(permit.generation, seq, self.nonce()), data, until=permit.until)
         with contextlib.suppress(RemoteError):  # a copy, which can be one save behind: the pointer decides
             self.store.put(self.keys.latest, data, until=permit.until)
-
-
-def _is_sent(sent: SentSave, there: Mapping[str, Listed], piece: Piece) -> bool:
-    """Whether this pod has sent it, and the store shows it as it was sent."""
-    digest = sent.hashes.get(piece.name)
-    return digest is not None and is_stored(there, piece.name, piece.size, digest)

@@ -5,16 +5,18 @@ by a crash is an intent without a manifest, which goes a day later. Just before 
 named and what is there; anything that the plan did not know ends the round.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.store.documents import SaveExports
-from podwatch.store.interfaces import Ownership, Permit, RunObjects, StoreClock, read_or_none
+from podwatch.store.interfaces import Ownership, Permit, list_save, read_or_none
 from podwatch.store.inventory import Inventory, SaveKey, Stored, Unfinished
 from podwatch.store.keys import EXPORTS, INTENT, MANIFEST, PINNED, Kind, RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled
 from podwatch.store.retention import RetentionPlan
+from podwatch.system.clock import Clock
 
 _BATCH = 200
 """Names between two looks at whether the confirmation is still valid; the store itself stops in the middle of one."""
@@ -31,10 +33,10 @@ class Removed:
 
 @dataclass(slots=True)
 class Remover:
-    store: RunObjects
+    store: Objects
     keys: RunKeys
     lease: Ownership
-    clock: StoreClock
+    clock: Clock
     _permit: Permit | None = field(init=False, default=None)
 
     def carry_out(self, plan: RetentionPlan, inventory: Inventory) -> Removed:
@@ -66,15 +68,15 @@ class Remover:
 
     def _remove_save(self, save: Stored) -> bool:
         folder = self.keys.save(*save.key)
-        there = {item.key.removeprefix(folder) for item in self.store.list(folder)}
+        there = list_save(self.store, folder)
         if save.manifest is None or PINNED in there:
             return False
-        names = [*(piece.name for piece, _ in save.manifest.objects()), *self._exports(save.key, there)]
+        names = [*(piece.name for piece in save.manifest.objects()), *self._exports(save.key, there)]
         self._delete([folder + MANIFEST])
         self._delete([folder + name for name in (*names, INTENT)])
         return True
 
-    def _exports(self, key: SaveKey, there: set[str]) -> Sequence[str]:
+    def _exports(self, key: SaveKey, there: Collection[str]) -> Sequence[str]:
         if EXPORTS not in there:
             return ()
         data = read_or_none(self.store, self.keys.save(*key) + EXPORTS, SaveExports)
@@ -85,13 +87,13 @@ class Remover:
 
     def _remove_unfinished(self, one: Unfinished) -> bool:
         folder = self.keys.save(*one.key)
-        there = {item.key.removeprefix(folder): item for item in self.store.list(folder)}
+        there = list_save(self.store, folder)
         if one.intent is None or MANIFEST in there:
             return False
         names = [piece.name for piece in one.intent.objects()]
         if any(there[name].wall > one.newest_wall for name in names if name in there):
             return False
-        self._delete([folder + name for name in (*names, PINNED, *self._exports(one.key, set(there)), INTENT)])
+        self._delete([folder + name for name in (*names, PINNED, *self._exports(one.key, there), INTENT)])
         return True
 
     def _delete(self, names: Sequence[str]) -> None:

@@ -85,7 +85,7 @@ def named_lately(named: Mapping[SaveKey, float], boottime: float, rules: Retenti
 def keeps(inventory: Inventory, rules: RetentionRules, step: int, *, lineage: str) -> bool:
     """Whether a checkpoint that the store lacks, and nobody has pinned, would stay there if it were stored now. If not,
     it may be deleted from the disk as if it were stored."""
-    newer = [s for s in inventory.saves if not s.problem and s.manifest is not None and s.manifest.lineage == lineage]
+    newer = [save for save in inventory.saves if not save.problem and save.lineage == lineage]
     return sum(save.step > step for save in newer) < max(1, rules.keep_last)
 
 

@@ -1,12 +1,14 @@
 """Compares saves in the store with their manifests: objects by the listing, or every byte by its hash. Blocking."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from podwatch.domain.errors import IntegrityError
+from podwatch.store.documents import EXPORT_BYTES
+from podwatch.store.interfaces import list_save
 from podwatch.store.inventory import Stored, missing_objects
-from podwatch.store.keys import RunKeys
+from podwatch.store.keys import Piece, RunKeys, pieces
 from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.restore.exports import read_exports
 
@@ -39,51 +41,49 @@ class Verified:
 def verify(store: Objects, keys: RunKeys, saves: Iterable[Stored], *, deep: bool = False) -> Iterator[Verified]:
     """One after the other, as they are found. ``deep``: read every byte back. Raises RemoteError for store trouble."""
     for save in saves:
-        folder = keys.save(*save.key)
-        listed = {item.key.removeprefix(folder): item for item in store.list(folder)}
-        reasons, proof = _examine(store, folder, save, listed, deep=deep)
-        exports = _examine_exports(store, keys, save, listed, deep=deep) if save.exports else ()
+        listed = list_save(store, keys.save(*save.key))
+        reasons, proof = _examine(store, keys, save, listed, deep=deep)
+        exports = _examine_exports(store, keys, save, listed, deep=deep) if save.exports else []
         yield Verified(save, tuple(reasons), tuple(exports), Proof.NONE if reasons else proof)
 
 
 def _examine(
-    store: Objects, folder: str, save: Stored, listed: dict[str, ObjectInfo], *, deep: bool
+    store: Objects, keys: RunKeys, save: Stored, listed: Mapping[str, ObjectInfo], *, deep: bool
 ) -> tuple[list[str], Proof]:
     if save.manifest is None:
         return [save.problem], Proof.NONE
-    lacks = missing_objects(save.manifest, listed)
-    reasons = [f"{name} is missing, or is not the object that was sent" for name in lacks]
-    reasons = reasons or ([save.problem] if save.problem else [])
-    objects = [(piece.name, piece.size, digest) for piece, digest in save.manifest.objects()]
+    objects = list(save.manifest.objects())
+    reasons = _lacking(objects, listed) or ([save.problem] if save.problem else [])
     if deep and not reasons:
-        return [
-            bad for name, size, digest in objects if (bad := _differs(store, folder, name, size, digest))
-        ], Proof.READ_BACK
-    shown = all(listed[name].hash == digest for name, _, digest in objects if name in listed)
+        return _differing(store, keys.save(*save.key), objects), Proof.READ_BACK
+    shown = all(listed[piece.name].hash == piece.hash for piece in objects if piece.name in listed)
     return reasons, Proof.STORE_CHECKED if shown else Proof.NONE
 
 
 def _examine_exports(
-    store: Objects, keys: RunKeys, save: Stored, listed: dict[str, ObjectInfo], *, deep: bool
-) -> Iterator[str]:
-    folder = keys.save(*save.key)
+    store: Objects, keys: RunKeys, save: Stored, listed: Mapping[str, ObjectInfo], *, deep: bool
+) -> list[str]:
     try:
-        found = read_exports(store, keys, save)
+        objects = list(pieces(read_exports(store, keys, save).files, EXPORT_BYTES))
     except IntegrityError as error:
-        yield str(error)
-        return
-    for file in found.files:
-        item = listed.get(file.name)
-        if item is None or item.size != file.size:
-            yield f"{file.name} is missing, or is not the object that was sent"
-        elif deep and (bad := _differs(store, folder, file.name, file.size, file.hash)):
-            yield bad
+        return [str(error)]
+    there = [piece for piece in objects if piece.name in listed]
+    return [*_lacking(objects, listed), *(_differing(store, keys.save(*save.key), there) if deep else ())]
 
 
-def _differs(store: Objects, folder: str, name: str, size: int, recorded: str) -> str:
-    kind, _, wanted = recorded.partition(":")
-    try:
-        found = store.get(folder + name, lambda _block: None, length=size, hash_name=kind)
-    except IntegrityError as error:
-        return f"{name}: {error.what}"
-    return "" if found == wanted else f"{name} does not match its recorded hash"
+def _lacking(objects: Iterable[Piece], listed: Mapping[str, ObjectInfo]) -> list[str]:
+    return [f"{name} is missing, or is not the object that was sent" for name in missing_objects(objects, listed)]
+
+
+def _differing(store: Objects, folder: str, objects: Iterable[Piece]) -> list[str]:
+    """Those whose bytes do not have the recorded hash."""
+    reasons = []
+    for piece in objects:
+        kind, _, wanted = piece.hash.partition(":")
+        try:
+            found = store.get(folder + piece.name, lambda _block: None, length=piece.size, hash_name=kind)
+        except IntegrityError as error:
+            reasons.append(f"{piece.name}: {error.what}")
+        else:
+            reasons += [] if found == wanted else [f"{piece.name} does not match its recorded hash"]
+    return reasons

@@ -100,6 +100,35 @@ class Worker:
         await self._let_the_cancelled_finish()
         if self.stuck:
             raise WorkerStuck(f"{self.name}: an earlier call has not returned for {self.busy_seconds:.0f} s")
+        job, future = self._queued(fn, args)
+        try:
+            async with asyncio.timeout(timeout):  # wait_for() of Python 3.11 swallows a cancel that meets the result
+                return await future
+        except TimeoutError:
+            if future.done() and not future.cancelled():
+                return future.result()  # it came at the same moment, or the call itself raised TimeoutError
+            job.dropped = True
+            raise TimeoutError(f"{self.name}: no answer within {timeout:g} s") from None
+        except asyncio.CancelledError:
+            job.dropped = job.cancelled = True
+            raise
+
+    def submit(self, fn: Callable[..., T], *args: Any) -> "asyncio.Future[T]":
+        """``call`` without a time limit. It is queued when this returns, and runs even if nobody waits any more."""
+        _, future = self._queued(fn, args)
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # read, if nobody else does
+        return future
+
+    def post(self, fn: Callable[..., Any], *args: Any, done: _Done) -> None:
+        """Queue the call. ``done`` runs in the worker's thread."""
+        (self._lane or self._new_lane()).jobs.put(_Job(fn, args, done))
+
+    @property
+    def waiting(self) -> int:
+        """Number of calls that have not begun."""
+        return self._lane.jobs.qsize() if self._lane is not None else 0
+
+    def _queued(self, fn: Callable[..., T], args: tuple[Any, ...]) -> "tuple[_Job, asyncio.Future[T]]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -115,19 +144,8 @@ class Worker:
             loop.call_soon_threadsafe(settle, result, error)
 
         job = _Job(fn, args, done)
-        lane = self._lane or self._new_lane()
-        lane.jobs.put(job)
-        try:
-            async with asyncio.timeout(timeout):  # wait_for() of Python 3.11 swallows a cancel that meets the result
-                return await future
-        except TimeoutError:
-            if future.done() and not future.cancelled():
-                return future.result()  # it came at the same moment, or the call itself raised TimeoutError
-            job.dropped = True
-            raise TimeoutError(f"{self.name}: no answer within {timeout:g} s") from None
-        except asyncio.CancelledError:
-            job.dropped = job.cancelled = True
-            raise
+        (self._lane or self._new_lane()).jobs.put(job)
+        return job, future
 
     async def _let_the_cancelled_finish(self) -> None:
         lane, end = self._lane, time.monotonic() + CANCELLED_GRACE

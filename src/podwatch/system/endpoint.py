@@ -17,6 +17,8 @@ from typing import Any
 from podwatch.domain.errors import PermissionDenied
 
 ENDPOINT = "endpoint.json"
+RUNTIME_LINK = "runtime"
+"""In a run's state directory: where its runtime directory is."""
 SNAPSHOT = "status.json"
 CONTROL = Path("control") / "control.sock"
 """Below the run's runtime directory, unless endpoint.json names another path."""
@@ -56,9 +58,17 @@ def own_endpoint(run_id: str, *, started_wall: float, **fields: Any) -> Endpoint
     )
 
 
-def write_endpoint(directory: Path, endpoint: Endpoint) -> None:
-    """Replace ``endpoint.json`` atomically, mode 0644. Raises OSError."""
+def write_endpoint(directory: Path, endpoint: Endpoint, state: Path | None = None) -> None:
+    """Replace ``endpoint.json`` atomically, mode 0644. The run's directory ``state`` then links to ``directory``, so
+    that a command finds it whatever its environment says. Raises OSError."""
     write_document(directory / ENDPOINT, asdict(endpoint))
+    if state is None:
+        return
+    link = state / RUNTIME_LINK
+    with contextlib.suppress(OSError):  # a state directory that cannot be written is a finding of its own
+        if not link.is_symlink() or link.readlink() != directory:
+            link.unlink(missing_ok=True)
+            link.symlink_to(directory)
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:

@@ -27,6 +27,8 @@ KEPT = frozenset({"quarantine", "trash", "staging", "uploading"})
 NODES = "nodes"
 """podwatch's directory for a run over several nodes: what they report, and a directory for each but rank 0."""
 _RECORD = "run.json"
+_LOCKS = ("guard.lock", "lock")
+"""Of the daemon, and of a supervisor: the first thing that is made there where the directory has another name too."""
 _LOOKED_AT = 1000
 """Limit of directory entries that are examined to decide whether podwatch made it."""
 _MAX_LINKS = 16
@@ -153,7 +155,7 @@ def _looks_made_by_us(fd: int) -> bool:
             inside = os.listdir(below)[:_LOOKED_AT]  # noqa: PTH208
         finally:
             os.close(below)
-        if any(entry in (USER, NODES) or entry.startswith(_RECORD) for entry in inside):
+        if any(entry in (USER, NODES, *_LOCKS) or entry.startswith(_RECORD) for entry in inside):
             return True
         bare = bare and not inside
     return bare

@@ -66,6 +66,17 @@ class TrainerHandle(Protocol):
         """Seconds since the launcher's start, by the boot's clock, which nobody sets."""
         ...
 
+    @property
+    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
+        """How processes of the tree ended, by (pid, start ticks): those that the supervisor reaped, because their own
+        parent had ended before."""
+        ...
+
+    @property
+    def terminal_used(self) -> float | None:
+        """Epoch second of the last key typed in the terminal of an attached trainer; None without one. Never blocks."""
+        ...
+
     async def exit_status(self) -> ExitStatus | None:
         """Return how the launcher ended; None while it lives."""
         ...

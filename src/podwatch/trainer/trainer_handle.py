@@ -91,9 +91,11 @@ class _Trainer(ABC):
 
     @property
     def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
-        """How processes of the tree ended, by (pid, start ticks). Known only for those that the supervisor reaped,
-        because their own parent had ended before."""
         return {}
+
+    @property
+    def terminal_used(self) -> float | None:
+        return None
 
     async def stop(self, *, grace: float, save_grace: float, saving: Saving, max_kill_wait: float = 30.0) -> StopReport:
         """Send SIGTERM to every process of the tree, new ones included unless a save is in flight (they may belong to

@@ -10,7 +10,6 @@ from tests.drivers.checkpoints import (
     ConfigurationError,
     Layout,
     SaveEnd,
-    counts_saves,
     open_layout,
     recognised_as,
     resume_argv,
@@ -131,11 +130,11 @@ def test_automatic_names_hide_others(tmp_path: Path) -> None:
 def test_automatic_numbers_count_saves(tmp_path: Path) -> None:
     """``ProjectConfiguration(automatic_checkpoint_naming=True, total_limit=2)``: a save's number, whatever the step."""
     layout = layout_at(tmp_path, "accelerate", "launch", "mine.py", "--checkpointing_steps", "500")
-    assert not counts_saves(layout)
+    assert not layout.counts_saves
     for number in (11, 12):
         run(maker.operations(tmp_path, number))
     assert set(layout.steps()) == {11, 12}
-    assert counts_saves(layout)
+    assert layout.counts_saves
     assert verdict(layout, 12).whole
     assert resume_argv(layout, ("python", "mine.py", "--checkpointing_steps", "500"), 12)[-2:] == (
         "--resume_from_checkpoint", str(tmp_path / "checkpoints" / "checkpoint_12"),
@@ -143,7 +142,7 @@ def test_automatic_numbers_count_saves(tmp_path: Path) -> None:
     assert layout_at(tmp_path).first_step_after(12) == 0, "step 1 of an epoch, or step 6001"
     shutil.rmtree(tmp_path / "checkpoints")
     run(maker.state(tmp_path / "step_6000"))
-    assert (set(layout.steps()), counts_saves(layout), layout.first_step_after(6000)) == ({6000}, False, 6000)
+    assert (set(layout.steps()), layout.counts_saves, layout.first_step_after(6000)) == ({6000}, False, 6000)
 
 
 def test_the_command(tmp_path: Path) -> None:

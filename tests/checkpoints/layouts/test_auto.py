@@ -1,6 +1,5 @@
 """``layout = "auto"``: which trainer a command or a directory is taken for, and what is asked."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.command import Command
-from podwatch.checkpoints.layout import Recognition, Site
-from podwatch.checkpoints.trainers import KINDS, make_layout, recognised
-from podwatch.checkpoints.trainers.choose_layout import choose
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import choose, make_layout, recognised
 from podwatch.config.settings import CheckpointSettings, CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError
-from tests.support.layout_makers import run
+from tests.support.layout_makers import more, run
 from tests.support.layout_makers.core import MAKERS, hf, verl_fsdp
 
 
@@ -61,9 +61,12 @@ def test_known_by_its_command(command: str, layout: str, out: Path) -> None:
     assert named.chosen_because == ""
 
 
-@pytest.mark.parametrize("name", sorted(MAKERS))
+EVERY = {**MAKERS, **more.MAKERS}
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
 def test_known_by_what_lies_in_the_directory(name: str, out: Path) -> None:
-    layout, maker = MAKERS[name]
+    layout, maker = EVERY[name]
     run(maker(out, 10))
     made = make_layout(settings(out, "bash", "unknown.sh"))
     assert made.name == layout
@@ -87,7 +90,7 @@ def test_several_are_asked_about_with_their_reasons(out: Path) -> None:
         make_layout(settings(out, "bash", "unknown.sh"))
     text = str(problem.value)
     assert "several layouts fit" in text
-    assert "hf: checkpoint-5 holds trainer_state.json" in text
+    assert "hf: checkpoint-5 contains trainer_state.json" in text
     assert "verl: global_step_5 is beside latest_checkpointed_iteration.txt" in text
     assert 'layout = "' in problem.value.fix
     assert make_layout(settings(out, "bash", "unknown.sh", layout="hf")).name == "hf"
@@ -105,7 +108,7 @@ def test_none_says_what_was_looked_at(out: Path) -> None:
     text = f"{problem.value} {problem.value.fix}"
     assert "'bash unknown.sh'" in text
     assert "holds weird" in text
-    assert all(name in text for name in KINDS)
+    assert all(name in text for name in all_trainers())
     with pytest.raises(ConfigurationError, match="there is no command"):
         make_layout(settings(out.parent / "nothing"))
 
@@ -116,12 +119,13 @@ def test_a_custom_section_is_meant(out: Path) -> None:
         make_layout(settings(out, "axolotl", "train", "x", custom=True))
 
 
-def test_a_directory_that_cannot_be_read_speaks_for_nothing(out: Path) -> None:
-    def refused(_site: Site) -> Recognition | None:
+def test_a_directory_that_cannot_be_read_speaks_for_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_layout: Layout) -> dict[int, object]:
         raise PermissionError(13, "Permission denied", str(out))
 
-    kinds = [replace(KINDS["hf"], recognise=refused), KINDS["prime-rl"]]
-    assert choose(Site(out, command=("rl", "@", "x.toml")), kinds).layout == "prime-rl"
+    monkeypatch.setattr(Layout, "steps", refused)
+    assert choose(Site(out, command=("rl", "@", "x.toml"))).layout == "prime-rl"
+    assert recognised(Site(out)) == []
 
 
 @pytest.mark.parametrize(
@@ -152,3 +156,14 @@ def test_words_in_arguments_are_no_program(out: Path) -> None:
 def test_no_command_breaks_the_parser(words: list[str]) -> None:
     assert Command(words).programs
     recognised(Site(Path("/nonexistent"), command=tuple(words)))
+
+
+def test_a_sign_on_disk_can_be_what_is_missing(out: Path) -> None:
+    """open-instruct saves accelerate's state and a marker of its own."""
+    run(more.MAKERS["accelerate"][1](out, 10))
+    (step,) = (path.parent for path in out.rglob("random_states_0.pkl"))
+    own = out / "step_10"
+    step.rename(own)
+    assert [r.layout for r in recognised(Site(out))] == ["accelerate"]
+    (own / "COMPLETED").write_text("COMPLETED")
+    assert [r.layout for r in recognised(Site(out))] == ["open-instruct"]

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layout import Judgement, Layout, Site
+from podwatch.checkpoints.inspection import Inspection
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.scan import scan_part
+from podwatch.checkpoints.shapes import Site
 from podwatch.checkpoints.table import SaveEnd
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 from podwatch.domain.errors import ConfigurationError
 from tests.support.checkpoints import safetensors_bytes, torch_zip_bytes
 from tests.support.layout_makers import Script, core, run
@@ -23,10 +26,10 @@ def out(tmp_path: Path) -> Path:
 
 
 def make(name: str, out: Path, *command: str) -> Layout:
-    return KINDS[name].make(Site(out, command=command))
+    return layout_of(all_trainers()[name], Site(out, command=command))
 
 
-def judge(layout: Layout, step: int) -> Judgement:
+def judge(layout: Layout, step: int) -> Inspection:
     return layout.judge(step, [scan_part(p).found for p in layout.steps()[step]])
 
 
@@ -37,11 +40,11 @@ def resume(layout: Layout, *command: str, step: int | None = 10) -> tuple[str, .
 # -- every layout -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize("name", sorted(all_trainers()))
 def test_every_layout_stands_an_empty_directory(name: str, out: Path) -> None:
     from podwatch.config.settings import CustomLayoutSettings
 
-    layout = KINDS[name].make(Site(out / "nothing", custom=CustomLayoutSettings()))
+    layout = layout_of(all_trainers()[name], Site(out / "nothing", custom=CustomLayoutSettings()))
     assert layout.name == name
     assert layout.steps() == {}
     assert layout.progress() == ()
@@ -180,9 +183,9 @@ def test_verl_commands(out: Path) -> None:
 def test_verl_default_directory_counts_only_inside_output_dir(out: Path) -> None:
     names = ("trainer.project_name=p", "trainer.experiment_name=e")
     site = Site(out / "checkpoints" / "p" / "e", cwd=out, command=names)
-    assert KINDS["verl"].make(site).watch_roots() == (site.output_dir,)
-    assert KINDS["verl"].make(Site(out, cwd=out, command=names)).watch_roots() == (site.output_dir,)
-    assert KINDS["verl"].make(Site(out, cwd=out.parent, command=names)).watch_roots() == (out,)
+    assert layout_of(all_trainers()["verl"], site).watch_roots() == (site.output_dir,)
+    assert layout_of(all_trainers()["verl"], Site(out, cwd=out, command=names)).watch_roots() == (site.output_dir,)
+    assert layout_of(all_trainers()["verl"], Site(out, cwd=out.parent, command=names)).watch_roots() == (out,)
 
 
 # -- torchtitan, DCP --------------------------------------------------------------------------------------------------
@@ -343,7 +346,7 @@ def test_hf_presets(out: Path, command: tuple[str, ...], end: tuple[str, ...]) -
         (("trl", "sft", "--output_dir", "o"), "restart at step 0"),
         (("swift", "sft"), "versioned directory"),
         (("axolotl", "train", "x.yml", "--", "--nproc_per_node=2"), "go to the launcher"),
-        (("torchrun", "deaf.py"), "deaf.py calls Trainer.train"),
+        (("torchrun", "deaf.py"), "the script calls Trainer.train"),
         (("bash", "run.sh"), "does not pass arguments on"),
         (("bash", "-c", "torchrun train.py"), "does not pass arguments on"),
     ],

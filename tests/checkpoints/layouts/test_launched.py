@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.command import Command, launched_processes
-from podwatch.checkpoints.trainers import KINDS, Site
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 from podwatch.recovery.choose import other_world
 from podwatch.recovery.observe import saved_by
 from tests.support.golden import GOLDENS
@@ -47,7 +49,7 @@ def test_launchers(command: str, count: int | None) -> None:
     ],
 )
 def test_verl(command: str, count: int | None, tmp_path: Path) -> None:
-    layout = KINDS["verl"].make(Site(tmp_path))
+    layout = layout_of(all_trainers()["verl"], Site(tmp_path))
     assert layout.processes(shlex.split(command)) == count
     assert (layout.reshards, layout.counts_all) == (False, True)
 

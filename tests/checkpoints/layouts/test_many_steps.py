@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layout import Site
-from podwatch.checkpoints.step_names import step_names
-from podwatch.checkpoints.trainers import KINDS
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 from podwatch.config.settings import CustomLayoutSettings
 from podwatch.system.clock import SystemClock
 from tests.drivers.checkpoints import catalogue_of, open_layout
@@ -100,8 +100,7 @@ def test_digits_of_other_scripts_are_no_step(tmp_path: Path) -> None:
             (tmp_path / f"{name.format(digit)}.pt").touch()
             (tmp_path / f"{name.format(digit)}.ckpt").touch()
     (tmp_path / "iter_00000000010").mkdir()  # one more name of step 10 that Megatron does not write
-    for name in sorted(KINDS):
-        layout = KINDS[name].make(Site(tmp_path, custom=CustomLayoutSettings(step_dir="ckpt_{step}")))
+    for name in sorted(all_trainers()):
+        layout = layout_of(all_trainers()[name], Site(tmp_path, custom=CustomLayoutSettings(parts="ckpt_{step}")))
         assert layout.steps() == {}, name
         assert layout.ahead_of(5) == (), name
-    assert step_names(tmp_path) == {}

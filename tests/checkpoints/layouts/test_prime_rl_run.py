@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.checkpoints.command import Command
-from podwatch.checkpoints.layout import Concern
+from podwatch.checkpoints.prime_rl import PrimeRLLayout, run_directory
 from podwatch.checkpoints.scan import scan_part
+from podwatch.checkpoints.shapes import Concern
 from podwatch.checkpoints.trainers import concerns, make_layout
-from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
-from podwatch.checkpoints.trainers.prime_rl_run import run_directory
 from podwatch.config.settings import Settings
+from tests.drivers.checkpoints import prime_rl_layout
 from tests.support.checkpoints import dcp_operations, finish, torch_zip_bytes, write_prime_rl_step
 
 SAVES = ("--ckpt", "--ckpt.interval", "5")
@@ -157,7 +157,7 @@ def sft(output_dir: Path, *words: str) -> PrimeRLLayout:
 def test_an_sft_step_is_complete_without_an_orchestrator(tmp_path: Path) -> None:
     out = tmp_path / "outputs"
     trainer = write_sft_step(out, 5)
-    for layout in (sft(out), PrimeRLLayout(out)):  # by its command, and by what is on disk
+    for layout in (sft(out), prime_rl_layout(out)):  # by its command, and by what is on disk
         parts = layout.steps()[5]
         assert [p.name for p in parts if p.required] == ["trainer"]
         verdict = layout.judge(5, [scan_part(p).found for p in parts])
@@ -175,7 +175,7 @@ def test_an_rl_step_that_lacks_its_orchestrator_stays_incomplete(tmp_path: Path)
         write_prime_rl_step(out, 5, variant)
         own = out / "run_default" if variant == "A" else out
         shutil.rmtree(own / "checkpoints" / "step_5" / "orchestrator")
-        for layout in (PrimeRLLayout(out), PrimeRLLayout(out, command=("uv", "run", "rl", "@", "rl.toml"))):
+        for layout in (prime_rl_layout(out), prime_rl_layout(out, command=("uv", "run", "rl", "@", "rl.toml"))):
             assert not layout.judge(5, [scan_part(p).found for p in layout.steps()[5]]).whole
         shutil.rmtree(out)
 
@@ -184,7 +184,7 @@ def test_sft_resumes_by_its_version_and_restores_into_an_empty_directory(tmp_pat
     out = tmp_path / "outputs"
     new = sft(out, "--run.name", "x").resume_command(("sft", "@", "s.toml", "--run.name", "x"), 5, "auto", {})
     assert new.argv[-2:] == ("--resume.step", "5")
-    layout = PrimeRLLayout(out)
+    layout = prime_rl_layout(out)
     layout.expect_parts({"trainer"})
     assert layout.part_dir("trainer", 5) == out / "checkpoints" / "step_5" / "trainer"
     write_sft_step(out, 5)

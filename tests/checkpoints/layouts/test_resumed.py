@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layout import Layout, Site
 from podwatch.checkpoints.resume import Resumed, resumed
-from podwatch.checkpoints.trainers import prime_rl, torchtitan
+from tests.drivers.checkpoints import open_layout
 
 RL = ("uv", "run", "rl", "@", "rl.toml", "--ckpt", "--ckpt.interval", "5")
 TITAN = ("torchrun", "-m", "torchtitan.train", "--job.config_file=titan.toml")
@@ -24,8 +23,7 @@ def cwd(tmp_path: Path) -> Path:
 
 
 def asked(cwd: Path, command: tuple[str, ...], *, began: float | None = None, known: bool = True) -> Resumed | None:
-    kind = torchtitan.KIND if command[0] == "torchrun" else prime_rl.KIND
-    layout: Layout = kind.make(Site(cwd / "out", command=command, cwd=cwd))
+    layout = open_layout("torchtitan" if command[0] == "torchrun" else "prime-rl", cwd / "out", command, cwd=cwd)
     wall = time.time() + LATER if began is None else began
     return resumed(layout, command, cwd=cwd if known else None, began_wall=wall)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.command import Command
-from podwatch.checkpoints.command_table import all_commands
+from podwatch.checkpoints.trainer import all_trainers
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_as_configured(tmp_path: Path, layout: str, command: str, steps: int | N
     (tmp_path / "rl.toml").write_text("[ckpt]\ninterval = 5\n")
     (tmp_path / "trainer.toml").write_text("[trainer.ckpt]\ninterval = 7\n")
     (tmp_path / "other.toml").write_text("ckpt = true\n[trainer]\nckpt = { interval = 'x' }\n")
-    assert all_commands()[layout].save_interval(Command(command.split(), tmp_path)) == steps
+    assert all_trainers()[layout].command.save_interval(Command(command.split(), tmp_path)) == steps

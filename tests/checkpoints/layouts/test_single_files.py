@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.layout import Site
-from podwatch.checkpoints.trainers import KINDS, make_layout
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of, make_layout
 from podwatch.config.settings import Settings
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover
@@ -134,7 +135,7 @@ def test_removal_takes_the_file_and_nothing_else(pod: Pod) -> None:
 def test_the_catalogue_looks_again_when_latest_changes(tmp_path: Path) -> None:
     """Nothing inside the step changes any more when the tracker beside it is written, or is cut off by a kill."""
     clock = ManualClock()
-    layout = KINDS["deepspeed"].make(Site(tmp_path))
+    layout = layout_of(all_trainers()["deepspeed"], Site(tmp_path))
     catalogue = Catalogue(layout, clock, settle=5.0, settle_weak=60.0)
 
     def settled(seconds: float) -> dict[int, Completeness]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.layout import Tracker
+from podwatch.checkpoints.shapes import Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned_directories import PinnedTree

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.checkpoints import Judgement, Layout, SaveEnd, one_reader, open_layout
+from tests.drivers.checkpoints import Inspection, InspectionOutcome, Layout, SaveEnd, one_reader, open_layout
 from tests.drivers.checkpoints import judge as judge_listed
 from tests.support.layout_checks import age
 from tests.support.layout_makers import Operation, Script, run
@@ -22,8 +22,8 @@ def made(name: str, output_dir: Path, step: int) -> tuple[Layout, list[Operation
     return open_layout(layout, output_dir), maker(output_dir, step)
 
 
-def judge(layout: Layout, step: int) -> Judgement:
-    return judge_listed(layout, step) or Judgement(False, "no such step")
+def judge(layout: Layout, step: int) -> Inspection:
+    return judge_listed(layout, step) or Inspection(InspectionOutcome.NOT_COMPLETE, "no such step")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,24 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from podwatch.checkpoints.known_checkpoints import Catalogue, HeldBack
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
-from podwatch.daemon.backup.backup import Backup, StoreParts
+from podwatch.daemon.backup.backup import Backup
 from podwatch.daemon.backup.connection import StoreConnection
 from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.ownership import LeaseKeeper
-from podwatch.daemon.backup.removal import StoreRetention
 from podwatch.daemon.backup.run_side import RunSide
-from podwatch.daemon.backup.stock import Stock
-from podwatch.daemon.backup.uploads import Uploads
 from podwatch.domain.event import Event
 from podwatch.domain.lease import Pod
 from podwatch.domain.run_state import RunState
 from podwatch.journal.async_journal import AsyncJournal
 from podwatch.journal.journal import Journal
-from podwatch.store.inventory import Inventory, SaveKey, take_inventory
+from podwatch.store.inventory import Inventory, take_inventory
 from podwatch.store.lease import Lease
 from podwatch.store.lease_rules import LeaseTiming
 from podwatch.store.objects.access import access_for
@@ -113,7 +110,7 @@ class World:
                 "state_dir": str(directory / "state"),
                 "trainer": {"layout": "custom", "output_dir": str(self.output)},
                 "checkpoints": {
-                    "custom": {"step_dir": "checkpoints/step_{step}", "required": ["model.bin"], "last": "DONE"},
+                    "custom": {"parts": "checkpoints/step_{step}", "require": ["model.bin"], "last": "DONE"},
                     "settle_weak": 0,
                 },
                 "sync": {
@@ -181,16 +178,10 @@ class World:
         pod = Pod(self.name, f"machine-{self.name}", "boot", "place", f"host-{self.name}")
         side = self.run.side(pod)
         lease = Lease(pod, connection.keys, self.clock, side, self.timing, stands_by=self.stands_by)
-        stock = Stock(connection.keys, self.catalogue.records, (), self.settings.sync.keep_every)
         outbox = Outbox(self.directory / "state" / "sent", self.workspace, 1.1)
-        named = dict[SaveKey, float]()
-        self.retention = StoreRetention(self.settings.sync, connection, side, stock, lease, named, self.clock)
-        parts = StoreParts(
-            connection, lease, LeaseKeeper(lease, connection, self.clock, side), named, stock, outbox,
-            Uploads(self.settings, connection, outbox), self.retention,
-        )  # fmt: skip
         journal = AsyncJournal(Journal.open(self.journal_path))
-        made = Backup(self.settings, side, self.catalogue, journal, self.clock, parts)
+        made = Backup(self.settings, side, self.catalogue, journal, self.clock, connection, lease, outbox)
+        self.retention = made._writer
         self.backups.append(made)
         return made
 

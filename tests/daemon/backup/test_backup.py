@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.backup.choosing import BEGUN
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files
+from podwatch.daemon.backup.upload_queue import BEGUN
 from podwatch.domain.errors import HostError
 from podwatch.journal.journal import Journal
 from podwatch.policy.uploads import PINNED
@@ -54,7 +53,7 @@ async def test_nothing_is_sent_while_publishing_is_withheld(local: World) -> Non
     local.save(5)
     local.scan()
     backup = await local.start()
-    await until(lambda: backup.holds)
+    await until(lambda: backup.lease.holds)
     with pytest.raises(HostError, match="the disk is full"):
         await backup.sync_now()
     assert not any("step_" in name for name in local.objects())
@@ -141,7 +140,7 @@ async def gap(tmp_path: Path) -> AsyncIterator[World]:
 async def test_the_gap_between_uploads_outlives_podwatch(gap: World) -> None:
     await gap.stop()
     second = await gap.start()
-    await until(lambda: second.holds and second.status().ok)
+    await until(lambda: second.lease.holds and second.status().ok)
     await asyncio.sleep(0.5)
     assert gap.stored() == {5}
     await gap.stop()
@@ -194,7 +193,7 @@ async def test_a_lost_state_directory_sends_nothing_again(local: World, lost: st
     again = World(local.directory, local.url, name="writer-1" if lost == "journal" else "writer-2")
     again.scan()
     backup = await again.start()
-    await until(lambda: backup.status().last_step == 5 and backup.holds)
+    await until(lambda: backup.status().last_step == 5 and backup.lease.holds)
     assert (await backup.unstored()).pending == ()
     again.save(10)
     again.scan()
@@ -236,7 +235,7 @@ async def test_a_copied_bucket_is_the_store_that_it_was_copied_from(local: World
     copied = World(local.directory, f"file://{local.directory.parent}/copy/team/ppo")
     copied.scan()
     backup = await copied.start()
-    await until(lambda: backup.status().last_step == 5 and backup.holds)
+    await until(lambda: backup.status().last_step == 5 and backup.lease.holds)
     assert (await backup.unstored()).pending == ()
     await backup.sync_now()
     assert "upload-started" not in copied.names()
@@ -386,7 +385,7 @@ async def test_what_only_links_have_is_sent_only_in_the_boot_that_inspected_it(
     local.remove(5)
     local.scan()
     backup = await local.start()
-    await until(lambda: backup.holds and backup.status().listed)
+    await until(lambda: backup.lease.holds and backup.status().listed)
     await asyncio.sleep(0.5 if not sent else 0)
     if sent:
         await until(lambda: local.newest() == 5)
@@ -407,6 +406,26 @@ async def test_links_of_an_earlier_boot_are_sent_once_the_checkpoint_is_found_co
     await until(lambda: local.newest() == 5)
 
 
+@pytest.mark.parametrize(("hours", "piece", "again"), [(1, 5 * MB, True), (13, 5 * MB, False), (1, 9 * MB, False)])
+async def test_an_intent_that_is_old_or_cuts_otherwise_is_not_continued(
+    local: World, hours: float, piece: int, again: bool
+) -> None:
+    """A sweep can be removing the old one; of the other one the pieces would not fit."""
+    local.save(5)
+    local.scan()
+    begun = _begun(local, 5, boot_id())
+    store, name = local.store(), f"{local.backup_keys.save(5, 'stored1')}intent.json"
+    intent = begun.intent(local.name, 1, 1.7e9)
+    assert not any(file.inode or file.device for file in intent.files), "they say nothing to another pod"
+    store.put(name, replace(intent, piece_size=int(piece)).to_bytes())
+    local.age(hours * 3600)
+    store.put(local.backup_keys.control, b"{}")  # whose time is the store's present one
+    await local.start()
+    await until(lambda: local.newest() == 5)
+    (saved,) = local.inventory().saves
+    assert (saved.save_id == "stored1") is again
+
+
 async def test_an_upload_of_another_run_on_this_disk_is_left_alone(local: World) -> None:
     local.save(5)
     local.scan()
@@ -416,7 +435,7 @@ async def test_an_upload_of_another_run_on_this_disk_is_left_alone(local: World)
     local.remove(5)
     local.scan()
     backup = await local.start()
-    await until(lambda: backup.holds and backup.status().listed)
+    await until(lambda: backup.lease.holds and backup.status().listed)
     await asyncio.sleep(0.3)
     assert local.stored() == set()
     assert "upload-started" not in local.names()
@@ -439,5 +458,5 @@ async def test_a_pod_that_lost_the_run_publishes_nothing_more(local: World) -> N
     with pytest.raises(LeaseLost):
         await backup.sync_now()
     assert (local.newest(), local.stored()) == (5, {5})
-    assert not backup.may_upload
+    assert not backup.lease.may_upload
     assert "superseded" in local.names()

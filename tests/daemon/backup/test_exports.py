@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from podwatch.checkpoints.layout import PartDir
-from podwatch.daemon.backup.export_parts import EXTRA, read_part
+from podwatch.checkpoints.shapes import PartDir
+from podwatch.daemon.backup.exports import EXTRA, due_exports, read_part
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from tests.daemon.backup.backup_world import World, until
 
 
@@ -67,6 +68,17 @@ async def test_the_end_of_the_run_sends_what_came_after_the_last_save(extra: Wor
     async with asyncio.timeout(30):  # podwatch knows it a moment after the document is written
         while (await backup.unstored()).pending:
             await asyncio.sleep(0.05)
+
+
+def test_what_this_pod_does_not_have_is_not_due() -> None:
+    """An incomplete checkpoint of the same step here would pass for it."""
+    stored = (
+        StoredCheckpoint(5, "a", milestone=True),
+        StoredCheckpoint(10, "b", milestone=True, here="own"),
+        StoredCheckpoint(15, "c"),
+    )
+    for finished in (False, True):
+        assert [due.saved.step for due in due_exports(stored, finished=finished)] == [10]
 
 
 async def test_what_is_still_written_waits_and_the_save_does_not(extra: World) -> None:

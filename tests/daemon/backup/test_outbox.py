@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files, outgoing_links
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files, outgoing_links
 from podwatch.store.transfer.job import SentPiece
 from podwatch.store.transfer.send import SourceForeign
 from podwatch.system.procfs import boot_id

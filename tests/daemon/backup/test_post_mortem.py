@@ -53,7 +53,7 @@ class Pod:
 @pytest.fixture
 async def pod(local: World) -> AsyncIterator[Pod]:
     backup = await local.start()
-    await until(lambda: backup.holds)
+    await until(lambda: backup.lease.holds)
     made = Pod(local, backup)
     yield made
     await made.rounds.stop(last=False)

@@ -106,7 +106,7 @@ async def test_saves_of_the_pod_before_are_removed_as_its_own(old: World) -> Non
     new.clock = old.clock
     try:
         backup = await new.start()
-        await until(lambda: backup.holds)
+        await until(lambda: backup.lease.holds)
         assert new.stored() == {1, 2}, "nothing of them before this pod has stored a save"
         await stored(new, 3)
         await until(lambda: new.stored() == {2, 3})
@@ -174,7 +174,7 @@ async def test_the_next_pod_takes_the_pins_over(old: World) -> None:
     (claims.parent / "heartbeat.json").unlink(missing_ok=True)
     other = old.other("writer-2")
     backup = await other.start()
-    await until(lambda: backup.holds and other.run.current.pins)
+    await until(lambda: backup.lease.holds and other.run.current.pins)
     assert set(other.run.current.pins) == {1}
     await asyncio.sleep(0.2)
     assert any(name.endswith("/pinned") for name in old.objects()), "and removes none of them"

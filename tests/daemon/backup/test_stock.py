@@ -6,19 +6,20 @@ from typing import Any
 import pytest
 
 from podwatch.daemon.backup.stock import departed_from, is_behind_lineage, newest_of_lineage
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.run_state import RunState
-from podwatch.store.documents import RunPointer, SaveManifest, StoredFile
+from podwatch.store.documents import RunPointer, SaveManifest
 from podwatch.store.inventory import Inventory, Stored
 from podwatch.store.pointers import PointerSeen
 from tests.support.starts import branched, guarded
 
 HASH = "sha256:" + "0" * 64
-FILE = StoredFile("w", "model", 1, 1, hashes=("sha1:" + "0" * 40,))
+FILE = FileEntry("model", "w", 1, 1, hashes=("sha1:" + "0" * 40,))
 
 
 def stored(step: int, lineage: str, **changes: Any) -> Stored:
-    manifest = SaveManifest("run", step, f"s{step}", "me", 1, step, 1.0, "custom", 100, 1, (FILE,), lineage=lineage)
-    return replace(Stored(step, f"s{step}", 1, step, manifest=manifest, hash=HASH), **changes)
+    manifest = SaveManifest("run", step, f"s{step}", "me", 1, 1.0, "custom", 100, (FILE,), seq=step, lineage=lineage)
+    return replace(Stored.of(manifest, HASH, 0.0, ()), **changes)
 
 
 def pointer(lineage: str) -> PointerSeen:

@@ -83,7 +83,7 @@ def view(minute: int) -> DaemonView:
         turns=minute * 30, restarts=restarts, published=minute // 20, uploaded_bytes=minute // 20 * 47 * GB,
         skipped=minute // 100, abandoned=minute // 200, pruned=minute // 25,
         incidents={"silent-death": 1, "trainer-exited": restarts - 1} if restarts else {},
-        events={"published": minute // 20, "finding-raised": minute // 60},
+        events={"published": minute // 20, "upload-skipped": minute // 100, "pruned": minute // 25},
     )  # fmt: skip
     nodes = views.gang(ended=minute in GAVE_UP).nodes[:2]
     if minute not in DEAD:

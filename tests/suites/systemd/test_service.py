@@ -72,11 +72,12 @@ def test_install_shows_then_writes_then_changes_nothing(pod: Pod) -> None:
     assert PODWATCH in pod.show("podwatch", "ExecStart")
 
 
-def test_a_unit_that_was_changed_by_hand_is_not_overwritten(pod: Pod) -> None:
+def test_a_unit_that_is_no_longer_podwatchs_is_not_overwritten(pod: Pod) -> None:
+    """Who changes it removes the first line, as that line says."""
     unit = "/etc/systemd/system/podwatch.service"
-    pod.run("sed", "-i", "s/^WatchdogSec=.*/WatchdogSec=61s/", unit)
+    pod.run("sed", "-i", "-e", "1d", "-e", "s/^WatchdogSec=.*/WatchdogSec=61s/", unit)
     refused = pod.podwatch("install", check=False)
-    assert f"{unit} was changed since podwatch wrote it" in refused
+    assert f"{unit} was not written by podwatch" in refused
     assert "50-local.conf" in refused
     assert "WatchdogSec=61s" in pod.run("cat", unit)
     assert "-WatchdogSec=61s" in pod.podwatch("install", "--dry-run")

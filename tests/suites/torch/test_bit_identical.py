@@ -59,7 +59,7 @@ def evaluation(directory: Path, **settings: object) -> str:
     script.write_text(EVALUATE)
     words = [sys.executable, str(script), "{checkpoint}", "{output}", str(directory / "evaluated")]
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items())
-    return f'[evaluation]\ncommand = {json.dumps(words)}\nreserve = "1MB"\n{lines}\n'
+    return f"[evaluation]\ncommand = {json.dumps(words)}\n{lines}\n"
 
 
 def config(directory: Path, output: Path, variant: str, port: int, store: Path) -> str:
@@ -173,7 +173,9 @@ def test_a_run_with_evaluations_ends_in_the_same_weights(
     daemon, _, output, variant = guarded
     reference = tmp_path / "reference"
     subprocess.run(command(reference, variant, free_port()), check=True, cwd=tmp_path, capture_output=True, timeout=240)
-    extra = {"every_steps": 15, "timeout": "2m", "gpus": gpus, "coalesce": gpus == "stop-training"}
+    extra = {"every_steps": 15, "timeout": "2m", "gpus": gpus}
+    with (daemon.config.parent / "test-times.toml").open("a") as times:
+        times.write(f'"evaluation.coalesce" = {json.dumps(gpus == "stop-training")}\n"evaluation.reserve" = "1MB"\n')
     daemon.config.write_text(daemon.config.read_text() + evaluation(tmp_path / "evaluation", **extra))
     daemon.start()
     finished = daemon.wait_event("trainer-finished", 400)
@@ -269,13 +271,13 @@ def test_a_checkpoint_that_was_damaged_before_its_upload_is_neither_published_no
 def test_the_checks_agree_with_what_torch_really_writes(tmp_path: Path) -> None:
     """The example's files, judged by the rules that never import torch."""
     from podwatch.checkpoints.known_checkpoints import Catalogue
-    from podwatch.checkpoints.trainers.prime_rl import PrimeRLLayout
     from podwatch.system.clock import SystemClock
+    from tests.drivers.checkpoints import prime_rl_layout
 
     output = tmp_path / "outputs"
     quick = [a for a in command(output, "A", free_port()) if a not in ("--save-time", "0.7", "--step-time", "0.15")]
     subprocess.run(quick, check=True, cwd=tmp_path, capture_output=True, timeout=120)
-    catalogue = Catalogue(PrimeRLLayout(output), SystemClock(), settle=0.0, settle_weak=0.0)
+    catalogue = Catalogue(prime_rl_layout(output), SystemClock(), settle=0.0, settle_weak=0.0)
     catalogue.rescan()
     sets = catalogue.rescan()
     assert [s.step for s in sets if s.complete] == list(range(INTERVAL, STEPS + 1, INTERVAL))

@@ -15,7 +15,9 @@ import pytest
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.formats import unpickler
 from podwatch.checkpoints.known_checkpoints import Catalogue
-from podwatch.checkpoints.trainers import KINDS, Site
+from podwatch.checkpoints.shapes import Site
+from podwatch.checkpoints.trainer import all_trainers
+from podwatch.checkpoints.trainers import layout_of
 from podwatch.domain.errors import HostError
 from podwatch.system.clock import SystemClock
 from tests.drivers.checkpoints import one_reader
@@ -43,7 +45,7 @@ class Sighting:
 
 class Observer:
     def __init__(self, kind: str, out: Path) -> None:
-        self.layout = KINDS[kind].make(Site(out))
+        self.layout = layout_of(all_trainers()[kind], Site(out))
         self.catalogue = Catalogue(
             self.layout, SystemClock(), settle=SETTLE, settle_tracker=SETTLE, settle_weak=2 * SETTLE
         )

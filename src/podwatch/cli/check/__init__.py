@@ -52,7 +52,9 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, as_json:
             _print(line)
     else:
         text = f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"
-        results = [Line("config", "ok", text), *(Line("config", "warn", w, "") for w in loaded.warnings)]
+        results = [Line("config", "ok", text)]
+        if "PODWATCH_TEST_TIMES" in loaded.sources.values():
+            results.append(Line("config", "warn", "PODWATCH_TEST_TIMES sets times of podwatch's own", "unset it"))
         results += [Line("assumed", "ok", line.removeprefix("assumed ")) for line in assumed.lines]
         for result in results:
             lines.append(result)
@@ -74,8 +76,9 @@ def examine(settings: "Settings", *, throughput: bool = False, send_notice: bool
     from podwatch.cli.check import before_a_start, disk, machine, notify, operator_commands, training_command
     from podwatch.cli.check.report import Line, failed, sets_of
     from podwatch.cli.check.store import store
+    from podwatch.cli.offline import training_here
 
-    present, sets = before_a_start.running(settings), sets_of(settings)
+    present, sets = training_here(settings), sets_of(settings)
     now = present.text
     checks: dict[str, Callable[[], Iterator[Line]]] = {
         "output_dir": lambda: disk.output_dir(settings),
@@ -87,8 +90,7 @@ def examine(settings: "Settings", *, throughput: bool = False, send_notice: bool
         "packages": lambda: training_command.packages(settings),
         "gpu": lambda: machine.gpus(settings, now),
         "supervise": lambda: before_a_start.supervise(settings, present),
-        "leftovers": lambda: before_a_start.leftovers(settings, now),
-        "steps": lambda: before_a_start.ahead(settings, now, sets),
+        "leftovers": lambda: before_a_start.leftovers(settings),
         "ports": lambda: machine.ports(settings, now),
         "signals": lambda: machine.signals(settings),
         "disk": lambda: disk.disk(settings, sets),

@@ -116,10 +116,11 @@ def disk(settings: Settings, all_sets: Sets) -> Iterator[Line]:
 
 def _peak(settings: Settings, last: int, room: int) -> Iterator[Line]:
     """The peak: trainers delete the oldest checkpoint after the new one, so one more exists than they keep."""
-    from podwatch.checkpoints.command_table import all_commands, command_of
+    from podwatch.checkpoints.command_table import command_of
+    from podwatch.checkpoints.trainer import all_trainers
     from podwatch.checkpoints.trainers import site_of
 
-    names = [name for table in all_commands().values() for name in table.keep]
+    names = [name for trainer in all_trainers().values() for name in trainer.command.keep]
     kept = command_of(site_of(settings)).number(*names)
     if kept is not None and (kept + 1) * last > room:
         text = f"the trainer keeps {kept} checkpoints, so up to {kept + 1} exist ({size((kept + 1) * last)})"

@@ -1,13 +1,10 @@
 """Check the machine: GPUs, limits, ports, podwatch's service manager, and the available corroborating signals."""
 
-import contextlib
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import psutil
 
 from podwatch.cli import detect_machine
 from podwatch.cli.check.report import Level, Line, failed
@@ -15,15 +12,20 @@ from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.times import gib
 from podwatch.recovery.gpus_and_ports_free import port_taken
-from podwatch.system.procfs import is_alive
-from podwatch.trainer.supervisor_files import read_record
 
 # -- GPUs: present, and free before a start --------------------------------------------------------------------------
 
 
 def gpus(settings: Settings, running: str) -> Iterator[Line]:
     """``running``: the running training as text; empty if there is none."""
-    wanted = sorted({*settings.gpu.inference, *settings.gpu.trainer})
+    inference, trainer = settings.gpu.inference, settings.gpu.trainer
+    wanted = sorted({*inference, *trainer})
+    if not inference:
+        fix = "set [gpu] inference to the GPUs that hold the inference engine"
+        yield Line("gpu", "warn", "no inference GPU configured: podwatch cannot detect a silent death by memory", fix)
+    elif both := sorted({*inference} & {*trainer}):
+        text = f"inference and trainer share GPU {', '.join(map(str, both))}: podwatch learns its usual memory"
+        yield Line("gpu", "ok", text)
     try:
         devices = {gpu.index: gpu for gpu in detect_machine.read_gpus()}
     except TimeoutError:
@@ -52,9 +54,6 @@ def gpus(settings: Settings, running: str) -> Iterator[Line]:
             fix = "`podwatch clean --gpu` lists the processes that hold it; a start waits until it is free"
             level: Level = "fail" if wanted else "warn"
             yield Line("gpu", level, f"{text}, but this run's training is not running", fix)
-    if devices and not settings.gpu.inference:
-        fix = "set [gpu] inference to the GPUs that hold the inference engine"
-        yield Line("gpu", "warn", "no inference GPU configured: podwatch cannot detect a silent death by memory", fix)
 
 
 # -- limits, ports, signals, service manager -------------------------------------------------------------------------
@@ -64,7 +63,7 @@ _SIGTERM_BIT = 1 << (15 - 1)
 
 
 def limits(settings: Settings) -> Iterator[Line]:
-    """The open-file limit that training would get (tried), and the limit of running training."""
+    """The open-file limit that training would get, tried."""
     wanted = settings.trainer.nofile
     got = _tried(wanted)
     by_systemd = os.geteuid() == 0 and Path("/run/systemd/system").is_dir()
@@ -80,15 +79,6 @@ def limits(settings: Settings) -> Iterator[Line]:
         yield Line("nofile", "ok", f"{wanted} open files: systemd sets the limit for the unit (this shell has {got})")
     else:
         yield Line("nofile", "ok", f"training gets {wanted} open files")
-    lowest = _running_limit(settings)
-    if lowest is not None and lowest[0] < wanted:
-        limit, name = lowest
-        yield Line(
-            "nofile",
-            "warn",
-            f"running training has a limit of {limit} open files ({name}), not {wanted}",
-            "raise the hard limit where the pod is started, then run `podwatch restart`",
-        )
 
 
 def _tried(wanted: int) -> int:
@@ -100,25 +90,6 @@ def _tried(wanted: int) -> int:
     except (OSError, ValueError):
         return min(wanted, hard)
     return wanted
-
-
-def _running_limit(settings: Settings) -> tuple[int, str] | None:
-    """The lowest soft limit in the supervisor's process tree, and the process that has it. None if no training runs or
-    nothing is readable."""
-    record = read_record(settings.state_dir / settings.run_id / "supervisor")
-    if record is None or not is_alive(record.launcher):
-        return None
-    try:
-        launcher = psutil.Process(record.launcher.pid)
-        tree = [launcher, *launcher.children(recursive=True)]
-    except psutil.Error:
-        return None
-    found = []
-    for process in tree:
-        with contextlib.suppress(psutil.Error):
-            soft, _ = process.rlimit(psutil.RLIMIT_NOFILE)
-            found.append((soft, f"pid {process.pid}, {process.name()}"))
-    return min(found, default=None)
 
 
 def http(settings: Settings) -> Iterator[Line]:

@@ -145,7 +145,7 @@ def _sent(channel: "Channel", run_id: str, own: "WandbRun | None" = None) -> Lin
     from podwatch.reporting.deliver_notices import NotSent, document_of
 
     text = "test notice of `podwatch check --notify`; nothing is wrong"
-    notice = Notice(Topic.TEST, Change.HAPPENED, Severity.INFO, "a test", text, "test", time.time())
+    notice = Notice(Topic.FINDINGS, Change.HAPPENED, Severity.INFO, "a test", text, "test", time.time())
 
     async def send() -> None:
         try:

@@ -1,11 +1,11 @@
-"""The operator's own commands: whether the hooks can run, and the results of ``[[checks]]`` (docs/hooks.md)."""
+"""The operator's own commands: whether the hooks can run, and the results of those on ``check`` (docs/hooks.md)."""
 
 import asyncio
 import os
 from collections.abc import Iterator
 
 from podwatch.cli.check.report import Level, Line
-from podwatch.config.settings import CheckSettings, Settings
+from podwatch.config.settings import HookSettings, Settings
 
 WARNS = 10
 """Exit code of a check that is a warning. Not 1 or 2: a script that crashes or is called wrongly ends with those."""
@@ -25,24 +25,27 @@ def hooks(settings: Settings) -> Iterator[Line]:
             yield Line("hooks", "ok", f"{hook.name}: runs {hook.command[0]} on {', '.join(hook.on)}")
 
     if settings.evaluation.command:
-        what, fix = problem_of(settings.evaluation.as_check(), settings, os.environ)
+        what, fix = problem_of(settings.evaluation.as_hook(), settings, os.environ)
         runs = f"runs {settings.evaluation.command[0]}, gpus = {settings.evaluation.gpus}"
         yield Line("evaluation", "fail", what, f"{fix} ([evaluation])") if what else Line("evaluation", "ok", runs)
 
 
 def checks(settings: Settings) -> Iterator[Line]:
-    """Run each command of ``[[checks]]``: exit code 0 is ok, 10 a warning, everything else a failure. The last line of
+    """Run each hook on ``check``: exit code 0 is ok, 10 a warning, everything else a failure. The last line of
     its output is the text."""
-    for check in settings.checks:
-        yield _result(check, settings)
+    for hook in settings.hooks:
+        if "check" in hook.on:
+            # Somebody waits for it: an hour, the default after an event, is too long.
+            limit = hook.timeout if "timeout" in hook.model_fields_set else 60.0
+            yield _result(hook.model_copy(update={"timeout": limit}), settings)
 
 
-def _result(check: CheckSettings, settings: Settings) -> Line:
+def _result(check: HookSettings, settings: Settings) -> Line:
     from podwatch.hooks.start_child import order_for, problem_of, run
 
     what, fix = problem_of(check, settings, os.environ)
     if what:
-        return Line(check.name, "fail", what, f"{fix} ([[checks]] {check.name})")
+        return Line(check.name, "fail", what, f"{fix} ([[hooks]] {check.name})")
     document = {
         "schema_version": 1,
         "check": check.name,
@@ -56,4 +59,4 @@ def _result(check: CheckSettings, settings: Settings) -> Line:
     levels: dict[int | None, Level] = {0: "ok", WARNS: "warn"}
     level = "fail" if result.timed_out or result.problem else levels.get(result.code, "fail")
     text = result.why(check.timeout) if level == "fail" else result.last_line or f"exit code {result.code}"
-    return Line(check.name, level, text, f"correct what it found, or [[checks]] {check.name}")
+    return Line(check.name, level, text, f"correct what it found, or [[hooks]] {check.name}")

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.checkpoints.trainers import concerns, make_layout, recognised, site_of
 from podwatch.cli.check.report import Level, Line, Sets, failed, in_time
 from podwatch.config.settings import Settings
@@ -148,7 +147,7 @@ def _resume(settings: Settings, found: Layout, step: int | None) -> Iterator[Lin
         yield failed("resume", error, level="warn" if step is None else "fail", about=f"{about}: ")
         return
     yield Line("resume", "ok", f"{about}: {shlex.join(scrub_argv(made.argv))}")
-    if isinstance(found, TableLayout) and (inside := found.resumes_in_script(trainer.command)):
+    if inside := found.resumes_in_script(trainer.command):
         words = shlex.join(scrub_argv(inside))
         text = f"the shell script itself has {words}, and podwatch does not change its text"
         yield Line("resume", "warn", text, "remove that from the script: a fresh start would resume by it")

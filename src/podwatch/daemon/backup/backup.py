@@ -6,31 +6,28 @@ Trouble of the store never leaves this object as an exception: it is a state, re
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.config.settings import Settings
-from podwatch.daemon.backup.choosing import Choosing
 from podwatch.daemon.backup.connection import StoreConnection, as_known
 from podwatch.daemon.backup.exports import Exports
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave
 from podwatch.daemon.backup.ownership import NOT_OURS, LeaseKeeper
-from podwatch.daemon.backup.publication import Publication
-from podwatch.daemon.backup.removal import StoreRetention
 from podwatch.daemon.backup.run_side import RunSide
-from podwatch.daemon.backup.sending import Sending
 from podwatch.daemon.backup.stock import Stock, newest_of_lineage
+from podwatch.daemon.backup.store_writer import StoreWriter
 from podwatch.daemon.backup.tally import CheckpointTally
+from podwatch.daemon.backup.upload_queue import Unstored, UploadQueue
 from podwatch.daemon.backup.uploads import InFlight, Uploads, UploadStopped
 from podwatch.domain.checkpoint import CheckpointSet, newest_complete
 from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError
+from podwatch.domain.event import EventName
 from podwatch.domain.facts import StoreFacts
-from podwatch.domain.lease import Beat, Decision, Heartbeat, HolderState
+from podwatch.domain.lease import Decision, Heartbeat, HolderState
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.uploads import PINNED
-from podwatch.store.documents import SentSave
+from podwatch.store.documents import SaveIntent
 from podwatch.store.inventory import SaveKey
 from podwatch.store.lease import Lease
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
@@ -52,15 +49,6 @@ SWEPT = "sync.swept"
 _TRIES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Unstored:
-    """What of this run is not in the store, in words. ``pending``: podwatch stores it; ``refused``: it cannot be
-    stored, with the reason."""
-
-    pending: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class _Request:
     """An operator's ``sync``. ``updates``: of the lease, that had ended when it came."""
@@ -70,40 +58,25 @@ class _Request:
     updates: int
 
 
-@dataclass(slots=True)
-class StoreParts:
-    """What one backup works with."""
-
-    connection: StoreConnection
-    lease: Lease
-    keeper: LeaseKeeper
-    named: dict[SaveKey, float]
-    stock: Stock
-    outbox: Outbox
-    uploads: Uploads
-    retention: StoreRetention
-
-
 class Backup:
     """Loop-side object. ``save_gap``: seconds from one save to the next."""
 
     def __init__(
         self, settings: Settings, run: RunSide, catalogue: Catalogue, journal: AsyncJournal, clock: Clock,
-        parts: StoreParts, *, save_gap: Callable[[], float | None] = lambda: None,
+        connection: StoreConnection, lease: Lease, outbox: Outbox, *,
+        save_gap: Callable[[], float | None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._run, self._journal, self._clock = run, journal, clock
-        self.connection, self._keeper, self._stock = parts.connection, parts.keeper, parts.stock
-        self._uploads, self._retention = parts.uploads, parts.retention
-        self._tally = CheckpointTally(journal, self.connection.say)
-        self._publication = Publication(
-            run, journal, clock, self.connection, parts.lease, self._stock, self._tally, parts.named, save_gap
-        )
-        self._sending = Sending(
-            settings, run, catalogue, clock, self.connection, self._stock, parts.outbox, self._uploads, self._tally,
-            self._publication,
+        self._run, self._journal, self._clock, self._save_gap = run, journal, clock, save_gap
+        self.connection, self.lease = connection, LeaseKeeper(lease, connection, clock, run)
+        self._stock = stock = Stock(connection.keys, catalogue.records, run.identity, settings.sync.keep_every)
+        self._tally = CheckpointTally(journal, connection.say)
+        self._uploads = Uploads(settings, connection, outbox)
+        self._writer = StoreWriter(settings.sync, run, journal, clock, connection, lease, stock)
+        self._queue = UploadQueue(
+            settings, run, catalogue, journal, clock, connection, stock, outbox, self._uploads, self._tally,
+            self._writer,
         )  # fmt: skip
-        self._choosing = Choosing(settings, run, catalogue, journal, clock, self._stock, self._sending)
-        self._exports = Exports(settings, run, catalogue, clock, self.connection, parts.lease, self._uploads)
+        self._exports = Exports(settings, run, catalogue, clock, connection, outbox, self._uploads, self._writer)
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
         self._ahead: SaveKey | None = None
         """Sent whole while this pod's claim settles."""
@@ -120,8 +93,8 @@ class Backup:
 
     def status(self) -> StoreFacts:
         """From any thread."""
-        connection, flight, decision = self.connection, self._uploads.in_flight, self._keeper.decision
-        trouble, publishing, inventory = connection.trouble, self._publication.save, self._stock.inventory
+        connection, flight, decision = self.connection, self._uploads.in_flight, self.lease.decision
+        trouble, publishing, inventory = connection.trouble, self._writer.publishing, self._stock.inventory
         if flight is None and publishing is not None:
             flight = InFlight(publishing.step, publishing.total_bytes, publishing.total_bytes)
         newest = None if inventory is None else inventory.newest
@@ -131,21 +104,21 @@ class Backup:
             error="" if trouble is None else trouble.error,
             refused=trouble is not None and trouble.refused,
             next_attempt_wall=None if trouble is None else trouble.next_attempt_wall,
-            locked_out=self._keeper.locked_out,
+            locked_out=self.lease.locked_out,
             clock_skew=connection.skew,
             checkpoints=self._stock.checkpoints(self.sets),
-            surplus=self._choosing.surplus(),
+            surplus=self._queue.surplus(),
             listed=inventory is not None,
             last_step=None if newest is None else newest.step,
-            last_published_wall=self._publication.last_wall,
+            last_published_wall=self._writer.last_wall,
             uploading_step=None if flight is None else flight.step,
             uploaded_bytes=0 if flight is None else flight.sent,
             total_bytes=0 if flight is None else flight.total,
-            upload_rate=self._uploads.rate,
+            upload_rate=None if flight is None else flight.rate,
             superseded=decision.act in NOT_OURS,
             lease=decision,
-            settles_in=self._keeper.settles_in,
-            abandoned_in_a_row=self._sending.abandoned_in_a_row,
+            settles_in=self.lease.settles_in,
+            abandoned_in_a_row=self._queue.abandoned_in_a_row,
             warnings=self._warnings(),
             tally=self._tally.now,
             calls=connection.calls,
@@ -153,61 +126,19 @@ class Backup:
 
     def _warnings(self) -> tuple[str, ...]:
         shortage = self.connection.shortage
-        return tuple(dict.fromkeys((*self._retention.warnings, *([shortage] if shortage else []))))
+        return tuple(dict.fromkeys((*self._writer.warnings, *([shortage] if shortage else []))))
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
         """The checkpoints of this run on this pod."""
-        return self._choosing.sets
+        return self._queue.sets
 
     @property
     def decision(self) -> Decision:
         """Which pod may train, as far as the lease shows."""
-        return self._keeper.decision
-
-    @property
-    def may_upload(self) -> bool:
-        return self._keeper.may_upload
-
-    @property
-    def holds(self) -> bool:
-        """Whether this pod publishes for the run."""
-        return self._keeper.holds
-
-    @property
-    def refused_lately(self) -> bool:
-        """Whether the store did not answer when it was asked last which pod holds the run."""
-        return self._keeper.error is not None
-
-    @property
-    def earlier_beat(self) -> Beat | None:
-        """The heartbeat of the life before this one, of whatever pod."""
-        return self._keeper.earlier_beat
-
-    @property
-    def claimed(self) -> int:
-        """The generation of this pod's claim, decided or not; 0 if none."""
-        return self._keeper.decision.generation if self.may_upload else 0
-
-    async def confirm(self) -> int:
-        """The generation with which this pod holds the run, confirmed by the store now. Raises PodwatchError."""
-        return (await self._keeper.confirm()).generation
-
-    async def until_speaking(self, speaks: bool) -> None:
-        """Returns once this pod writes the run's heartbeat, or once it no longer does."""
-        while self.may_upload is not speaks:
-            await self.turned()
-
-    async def turned(self) -> None:
-        """Returns once the lease may have changed."""
-        self._keeper.turned.clear()
-        await self._keeper.turned.wait()
+        return self.lease.decision
 
     # -- requests -----------------------------------------------------------------------------------------------------
-
-    def ask(self) -> None:
-        """Begin to ask the store which pod holds the run; ``start`` does it too."""
-        self._keeper.start()
 
     def notify(self) -> None:
         """Call after a rescan, which may have found a new complete checkpoint. Cheap."""
@@ -222,58 +153,50 @@ class Backup:
         Raises PodwatchError when there is nothing to send, or the attempt fails."""
         if why := self._run.withheld():
             raise HostError(f"podwatch uploads nothing now: {why}")
-        self._choosing.pick(step)  # raises if there is nothing to send
+        self._queue.pick(step)  # raises if there is nothing to send
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(step, answer, self._keeper.updates))
-        self._keeper.hurry()
+        self._requests.append(_Request(step, answer, self.lease.updates))
+        self.lease.hurry()
         self._hurry.set()
         self._wake.set()
         await answer
 
     def retry(self, step: int, save_id: str) -> None:
         """The operator's request to send a checkpoint that was abandoned or held back."""
-        self._sending.void.pop((step, save_id), None)
+        self._queue.void.pop((step, save_id), None)
 
     def run_ended(self) -> None:
         """Call while the run has ended here: the newest checkpoint, then pinned ones, then exports are stored until a
         trainer runs again. ``upload_gap`` does not count meanwhile. Cheap."""
-        if self._choosing.end():
+        if self._queue.end():
             self._hurry.set()
         self.notify()
 
     def why_not_ours(self) -> str:
         """Why this pod stores nothing more, however long one waits: another pod holds the run. Empty otherwise. What
         the store refuses is waited for: an operator can change a key or a cap."""
-        if self.decision.act not in NOT_OURS:
+        if self.lease.decision.act not in NOT_OURS:
             return ""
-        return self.decision.why_not or "another pod holds this run"
+        return self.lease.decision.why_not or "another pod holds this run"
 
     async def unstored(self) -> Unstored:
         """What is not in the store: the newest checkpoint, pinned ones, and the newest one's exports."""
-        newest, found = newest_complete(self.sets), Unstored()
-        waits = [newest] if newest is not None and self._choosing.lacks(newest) else []
-        for one in (*waits, *self._choosing.pinned_unstored()):
-            why = self._sending.void.get((one.step, one.save_id), "") or (f"held back: {one.held}" if one.held else "")
-            name = f"the checkpoint of step {one.step}" if one is newest else f"{PINNED}{one.step}"
-            if why:
-                found = replace(found, refused=(*found.refused, f"{name} ({why})"))
-            else:
-                found = replace(found, pending=(*found.pending, name))
-        if waits or self._stock.inventory is None:
+        newest, found = newest_complete(self.sets), self._queue.unstored()
+        if self._stock.inventory is None or (newest is not None and self._queue.lacks(newest)):
             return found
         pending, refused = await self._exports.unstored(self._stock.checkpoints(self.sets))
         return Unstored((*found.pending, *pending), (*found.refused, *refused))
 
     async def abandon(self, step: int) -> None:
         """Stop uploading ``step``: the disk is about to fill up, and this checkpoint must be removed."""
-        await self._sending.release_step(step)
+        await self._queue.release_step(step)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         await self._tally.load()
-        await self._choosing.load()
-        self.ask()
+        await self._queue.load_gap()
+        self.lease.start()
         self._tasks = [
             asyncio.create_task(self._work(), name="backup"),
             asyncio.create_task(self._list_first(), name="what the store has"),
@@ -291,8 +214,8 @@ class Backup:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._uploads.close()
         self._answer(RemoteError("podwatch is stopping", where=self.connection.url, fix="the next podwatch continues"))
-        await self._keeper.stop()
-        self._sending.disk.close()
+        await self.lease.stop()
+        self._queue.disk.close()
         self.connection.close()
 
     async def _list_first(self) -> None:
@@ -306,16 +229,16 @@ class Backup:
 
     async def _follow_lease(self) -> None:
         while True:
-            await self.turned()
+            await self.lease.turned()
             self._wake.set()
             self._hurry.set()
-            if not self.may_upload and self._uploads.in_flight is not None:
+            if not self.lease.may_upload and self._uploads.in_flight is not None:
                 self._uploads.stop("another pod holds the run, or its lease is not known any more")
 
     async def _watch_space(self) -> None:
         while True:
             await self._clock.sleep(CRAMPED_SECONDS)
-            await self._sending.release_cramped()
+            await self._queue.release_cramped()
 
     async def _watch_silence(self) -> None:
         while True:
@@ -327,10 +250,10 @@ class Backup:
     async def beat(self, heartbeat: Heartbeat, state: HolderState = HolderState.RUNNING) -> None:
         """Write heartbeat.json, if this pod is the one that does. Trouble of the store is a state, never an
         exception."""
-        if not self.may_upload:
+        if not self.lease.may_upload:
             return
         try:
-            await self._keeper.beat(heartbeat, state)
+            await self.lease.beat(heartbeat, state)
         except (LeaseLost, LeaseUnsettled):
             return
         except Exception as error:
@@ -348,12 +271,12 @@ class Backup:
     async def sweep_store(self) -> None:
         """Once a day: list the store again, remove what is old or was never finished."""
         if (
-            not self.holds
+            not self.lease.holds
             or self._clock.wall() - float(await self._journal.run(Journal.learned, SWEPT, 0.0)) < SWEEP_EVERY
         ):
             return
-        await self._retention.prune(self._live())
-        await self._keeper.tidy()
+        await self._writer.prune(self._live())
+        await self.lease.tidy()
         self._journal.post(Journal.learn, SWEPT, self._clock.wall())
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -368,7 +291,7 @@ class Backup:
                 known = as_known(error)
                 self.connection.unwell(known)
                 if isinstance(known, (LeaseLost, LeaseUnsettled)):
-                    self._keeper.hurry()
+                    self.lease.hurry()
                 self._answer(known)
                 self._failures += 1
                 await self._pause()
@@ -379,7 +302,7 @@ class Backup:
                 await self._wake.wait()
 
     async def _pause(self) -> None:
-        high = min(BACKOFF_MAX, ENDED_BACKOFF) if self._choosing.is_over() else BACKOFF_MAX
+        high = min(BACKOFF_MAX, ENDED_BACKOFF) if self._queue.is_over() else BACKOFF_MAX
         seconds = random.uniform(BACKOFF_MIN / 2, min(high, BACKOFF_MIN * 2.0 ** min(self._failures, 20)))
         self.connection.tries_again_in(seconds)
         await self._clock.wait(self._hurry, seconds)
@@ -394,30 +317,30 @@ class Backup:
             fix = "to take it over, run podwatch run --take-over"
             self._answer(LeaseLost(f"another pod holds this run: {why}", where=self.connection.url, fix=fix))
             return False
-        if not self.may_upload:
+        if not self.lease.may_upload:
             return await self._wait_for_lease()
         if why := self._run.withheld():  # each rescan looks again
             self._answer(HostError(f"podwatch uploads nothing now: {why}"))
             return False
         try:
-            await self._sending.check()
+            await self._queue.check()
             await self._ready()
-            await self._choosing.recognise()
+            await self._queue.recognise()
         except RootReplaced as error:  # what was sent stays sent: it continues once the directories are back
             self._answer(error)
             return False
-        if self.holds and await self._follow_lineage():
+        if self.lease.holds and await self._follow_lineage():
             return True
         return await self._send_something()
 
     async def _wait_for_lease(self) -> bool:
         served = self._requests[0] if self._requests else None
-        if served is not None and self._keeper.updates == served.updates:
-            self._keeper.hurry()  # the answer of an earlier look is not that of a key which was corrected since
-            await self.turned()
+        if served is not None and self.lease.updates == served.updates:
+            self.lease.hurry()  # the answer of an earlier look is not that of a key which was corrected since
+            await self.lease.turned()
             return True
-        if self._keeper.error is not None:
-            raise self._keeper.error
+        if self.lease.error is not None:
+            raise self.lease.error
         if self.connection.works is False and not self._sending_failed:
             self.connection.well()
         await self._wake.wait()
@@ -425,12 +348,12 @@ class Backup:
 
     async def _ready(self) -> None:
         """With what the store has, and what an earlier podwatch was sending."""
-        if self._sending.begun is None:
-            await self._sending.load()
+        if self._queue.begun is None:
+            await self._queue.load()
             if self._stock.inventory is None:
                 await self._take_inventory()
             assert self._stock.inventory is not None
-            await self._publication.report_missed(self._stock.inventory)
+            await self._writer.report_missed(self._stock.inventory)
         if self._stock.inventory is None:
             await self._take_inventory()
         elif self._failures and await self._list_again() and not self._sending_failed:
@@ -451,49 +374,48 @@ class Backup:
             self.connection.well()
         if inventory.stored:
             await self._run.note_stored()
-        await self._choosing.recognise()
+        await self._queue.recognise()
 
     async def _follow_lineage(self) -> bool:
         """Keep the pins, and let the pointer follow the run. Whether it was moved."""
-        beat = self.earlier_beat
-        await self._retention.keep_pins(foreign=beat is not None and beat.said.writer_id != self._run.record.writer_id)
-        return await self._publication.follow_lineage()
+        beat = self.lease.earlier_beat
+        await self._writer.keep_pins(foreign=beat is not None and beat.said.writer_id != self._run.record.writer_id)
+        return await self._writer.follow_lineage()
 
     # -- sending and publishing ---------------------------------------------------------------------------------------
 
     async def _send_something(self) -> bool:
         served = self._requests[0] if self._requests else None
-        begun = await self._choosing.choose_begun() if served is None else None
-        if begun is None and served is None and (wait := self._choosing.gap_left()) > 0:
+        begun = await self._queue.choose_begun() if served is None else None
+        if begun is not None:
+            return await self._attempt(begun)
+        if served is None and (wait := self._queue.gap_left()) > 0:
             await self._clock.wait(self._hurry, wait)
             return True
-        if begun is not None:
-            return await self._attempt(begun, None, None)
         try:
-            chosen = self._choosing.pick(served.step if served is not None else None)
+            chosen = self._queue.pick(served.step if served is not None else None)
         except HostError as error:
             self._answer(error)
             return False
-        if not self._choosing.lacks(chosen):
+        if not self._queue.lacks(chosen):
             self._answer(None)
             return await self._when_stored()
-        if why := self._sending.void.get((chosen.step, chosen.save_id)):
+        if why := self._queue.void.get((chosen.step, chosen.save_id)):
             self._answer(SourceChanged(why, where=f"step {chosen.step}"))
             return False
-        return await self._attempt(self._sending.of(chosen), chosen, served)
+        return await self._attempt(chosen, served)
 
     async def _when_stored(self) -> bool:
         """The newest checkpoint is in the store: what else can be done."""
-        if not self.holds:
+        if not self.lease.holds:
             return False
-        if await self._publication.name_unnamed(newest_complete(self.sets)):
+        if await self._writer.name_unnamed(newest_complete(self.sets)):
             return True
-        if not self._retention.tidied:  # an earlier podwatch was killed between publication and retention
-            await self._retention.prune(self._live())
-        if (pinned := self._choosing.pick_pinned()) is not None:
-            return await self._attempt(self._sending.of(pinned), pinned, None)
-        stored = self._stock.checkpoints(self.sets)
-        if await self._exports.carry(stored, self.more_urgent):
+        if not self._writer.tidied:  # an earlier podwatch was killed between publication and retention
+            await self._writer.prune(self._live())
+        if (pinned := self._queue.pick_pinned()) is not None:
+            return await self._attempt(pinned)
+        if await self._exports.carry(self._stock.checkpoints(self.sets), self.more_urgent):
             self._done_well()
             await self._list_again()
             return True
@@ -501,29 +423,20 @@ class Backup:
 
     def more_urgent(self) -> bool:
         """Whether anything waits that is more urgent than exports."""
-        return bool(self._requests) or self._choosing.newer_waits() or not self.holds
+        return bool(self._requests) or self._queue.newer_waits() or not self.lease.holds
 
-    async def _attempt(
-        self, save: OutgoingSave | None, chosen: CheckpointSet | None, served: _Request | None
-    ) -> bool:  # fmt: skip
-        """Send and publish ``save``, or ``chosen`` where that is not begun yet; whether the caller looks again.
-        ``served``: the request that this answers. One that came meanwhile may be for another checkpoint."""
-        assert save is not None or chosen is not None
-        step, key = (chosen.step, (chosen.step, chosen.save_id)) if chosen is not None else (save.step, save.key)  # type: ignore[union-attr]
-        if self._ahead == key and not self.holds:
+    async def _attempt(self, chosen: CheckpointSet | OutgoingSave, served: _Request | None = None) -> bool:
+        """Send and publish it; whether the caller looks again. ``served``: the request that this answers. One that came
+        meanwhile may be for another checkpoint."""
+        key = (chosen.step, chosen.save_id)
+        if self._ahead == key and not self.lease.holds:
             await self._wake.wait()
             return True
         try:
-            save = save if save is not None else await self._sending.take(chosen)  # type: ignore[arg-type]
-            await self._send(save)
-        except (SourceChanged, SourceForeign) as error:
-            await self._sending.abandon(key, save, error, newer=self._has_newer(step))
-            if served is not None:
-                self._answer(error)
-            return True
-        except UploadStopped as error:
-            if self.may_upload and save is not None and save.key in self._sending.void:
-                await self._sending.abandon(key, save, error, newer=self._has_newer(step))
+            await self._send(chosen if isinstance(chosen, OutgoingSave) else await self._queue.take(chosen))
+        except (SourceChanged, SourceForeign, UploadStopped) as error:
+            if not isinstance(error, UploadStopped) or (self.lease.may_upload and key in self._queue.void):
+                await self._queue.abandon(key, error)
                 if served is not None:
                     self._answer(error)
             return True
@@ -532,7 +445,7 @@ class Backup:
         except PodwatchError:
             self._sending_failed = True
             raise
-        if self.holds:
+        if self.lease.holds:
             self._failures = 0
             if served is not None:
                 self._answer(None)
@@ -541,21 +454,21 @@ class Backup:
     async def _send(self, save: OutgoingSave) -> None:
         """Send what is missing, and publish it once this pod holds the run. Raises as ``Uploads.send``."""
         for left in reversed(range(_TRIES)):
-            if not self.may_upload:  # the run was lost while the save was prepared
+            if not self.lease.may_upload:  # the run was lost while the save was prepared
                 raise UploadStopped(f"step {save.step} is not sent: this pod does not hold the run")
-            intent, save = await self._sending.intend(save, self._keeper.generation)
-            self._choosing.begin_gap(save.key)
-            sent = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
-            if not self.holds:
+            intent, save = await self._queue.intend(save, self.lease.generation)
+            self._queue.begin_gap(save.key)
+            hashes = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
+            if not self.lease.holds:
                 self._ahead = save.key
                 return
             try:
-                await self._publish(save, sent)
+                await self._publish(save, intent, hashes)
                 return
             except PiecesMissing as error:
                 if not left:
                     raise
-                await self._sending.send_again(save, error.names)
+                await self._queue.send_again(save, error.names)
                 await self._take_inventory()
 
     def _is_urgent(self, step: int) -> bool:
@@ -563,32 +476,35 @@ class Backup:
         waits for it, or training has ended."""
         inventory = self._stock.inventory
         first = inventory is None or not inventory.stored
-        return first or self._tally.newer_waits(step) or bool(self._requests) or self._choosing.is_over()
+        return first or self._tally.newer_waits(step) or bool(self._requests) or self._queue.is_over()
 
-    async def _publish(self, save: OutgoingSave, sent: SentSave) -> None:
+    async def _publish(self, save: OutgoingSave, intent: SaveIntent, hashes: Mapping[str, str]) -> None:
         began = self._clock.monotonic()
-        if not await self._sending.is_unchanged(save):
+        if not await self._queue.is_unchanged(save):
             raise SourceChanged("a file of it changed or disappeared", where=f"step {save.step}")
-        newest = save.step > self._choosing.newest_stored() and not self._choosing.waits_for_end(save)
-        stored = await self._publication.publish(save, sent, newest=newest)
-        self._ahead, self._sending.abandoned_in_a_row = None, 0
+        newest = save.step > self._queue.newest_stored() and not self._queue.waits_for_end(save)
+        stored = await self._writer.publish(save, intent, hashes, newest=newest)
+        self._ahead, self._queue.abandoned_in_a_row = None, 0
         self._done_well()
         await self._run.note_stored()
-        await self._sending.release(save)
-        self._publication.report(save, stored, newest=newest, seconds=self._clock.monotonic() - began)
-        if not await self._retention.prune(self._live()):
+        await self._queue.release(save)
+        if newest:
+            self._writer.say_published(stored)
+            took = max(self._clock.monotonic() - began, self._clock.wall() - save.began_wall)
+            self._tally.stored(save.key, seconds=took, save_seconds=self._save_gap())
+        else:
+            text = f"step {save.step} is in the store; a newer checkpoint stays the one to resume from"
+            self.connection.say(EventName.STORED, text, step=save.step, bytes=stored.total_bytes)
+        if not await self._writer.prune(self._live()):
             await self._list_again()
 
     def _live(self) -> set[SaveKey]:
         """Saves in the store that are being sent or fetched, or that this pod has and needs."""
-        sending = {save.stored_key for save in self._sending.saves}
+        sending = {save.stored_key for save in self._queue.saves}
         fetched = {restore.fetching for restore in self.restores if restore.fetching is not None}
         inventory = self._stock.inventory
         used = self._run.in_use()
         return sending | fetched | {s.key for s in (inventory.saves if inventory is not None else ()) if s.step in used}
-
-    def _has_newer(self, step: int) -> bool:
-        return any(s.complete and s.step > step for s in self.sets)
 
     def _answer(self, error: Exception | None) -> None:
         """Answer the request that was served, or all of them when the store fails."""

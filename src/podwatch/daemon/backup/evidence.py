@@ -14,45 +14,28 @@ from pathlib import Path
 from podwatch.domain.secrets import known_version, scrub
 from podwatch.sensors.log_tail import Sources, find
 from podwatch.store.evidence import Evidence, configuration, plain_name
+from podwatch.store.runs.start import named_configuration
 from podwatch.system.files import open_file
 
 MOST_LOGS = 8
 """Logs per round, most recently written first: launcher, trainer, orchestrator, inference, and some per rank."""
-CONFIG_BYTES = 1 << 20
 BUNDLE_FILE_BYTES = 2 << 20
 MOST_BUNDLES = 30
 """As many bundles as the pod keeps itself."""
-_SECRET_NAMES = (".env", ".pem", ".key", "credentials", "id_rsa", ".netrc")
 _HEAD = 64
 """Leading bytes that identify a file: a freed inode number is reused at once."""
 _WRITTEN_SECONDS = 2.0
 """An unfinished last line that is older counts as finished."""
 
 
-def looks_like_a_key(name: str) -> bool:
-    """Judged only by the file's name."""
-    return any(part in name.lower() for part in _SECRET_NAMES)
-
-
 def configs(paths: Iterable[str]) -> list[Evidence]:
-    """Named by content, so that every version of a file that a start used is kept. Files that look like key files, or
-    that only their owner can read, are left out."""
+    """Named by content, so that every version of a file that a start used is kept."""
     found = []
     for path in paths:
-        name = os.path.basename(path)  # noqa: PTH119 - a recorded name, not a path of ours
-        if looks_like_a_key(name):
-            continue
-        data = read_config(path)
-        if data is None or len(data) > CONFIG_BYTES or b"\0" in data:
-            continue
-        found.append(configuration(name, scrub(data.decode(errors="replace"))))
+        data, reason = named_configuration(path)
+        if not reason:
+            found.append(configuration(Path(path).name, scrub(data.decode(errors="replace"))))
     return found
-
-
-def read_config(path: str) -> bytes | None:
-    """The bytes of a file that a command names, at most one more than ``CONFIG_BYTES``; None where it cannot be read,
-    or only its owner can read it."""
-    return _read(Path(path), CONFIG_BYTES, follow=True, private=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +142,7 @@ def _packed(directory: Path, mtime: int) -> bytes:
             data = _read(directory / name, BUNDLE_FILE_BYTES)
             if data is None:
                 continue
-            clear = scrub(data[:BUNDLE_FILE_BYTES].decode(errors="replace")).encode()
+            clear = scrub(data.decode(errors="replace")).encode()
             member = tarfile.TarInfo(plain_name(name))
             member.size, member.mtime, member.mode = len(clear), mtime, 0o600
             archive.addfile(member, io.BytesIO(clear))
@@ -172,32 +155,27 @@ def _mtime(path: str) -> float:
     return 0.0
 
 
-def _open(path: Path, *, follow: bool = False, private: bool = True) -> int | None:
-    """A regular file that the one who named it may read (``system.files``), or None. ``private=False``: not a file
-    that only its owner can read."""
+def _open(path: Path, *, follow: bool = False) -> int | None:
+    """A regular file that the one who named it may read (``system.files``), or None."""
     try:
         if not follow and stat.S_ISLNK(os.lstat(path).st_mode):
             return None
-        descriptor = open_file(path, shown=True)
+        return open_file(path, shown=True)
     except (OSError, ValueError):
         return None
-    if not private and not os.fstat(descriptor).st_mode & 0o044:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
-def _read(path: Path, most: int, *, follow: bool = False, private: bool = True) -> bytes | None:
-    descriptor = _open(path, follow=follow, private=private)
+def _read(path: Path, most: int) -> bytes | None:
+    descriptor = _open(path)
     if descriptor is None:
         return None
     with suppress(OSError), os.fdopen(descriptor, "rb") as file:
-        return file.read(most + 1)
+        return file.read(most)
     return None
 
 
-def _tail(path: Path, most: int, *, follow: bool = False) -> bytes | None:
-    descriptor = _open(path, follow=follow)
+def _tail(path: Path, most: int) -> bytes | None:
+    descriptor = _open(path)
     if descriptor is None:
         return None
     with suppress(OSError), os.fdopen(descriptor, "rb") as file:

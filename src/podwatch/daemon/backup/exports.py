@@ -5,32 +5,40 @@ the files, so that whatever a crash leaves is known, and again once all of them 
 """
 
 import asyncio
+import json
 import math
+import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
-from podwatch.checkpoints.layout import PartDir, PartFiles
+from podwatch.checkpoints.scan import is_temporary, scan_part
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup.connection import StoreConnection
-from podwatch.daemon.backup.export_parts import EXTRA, PartState, read_part
-from podwatch.daemon.backup.outgoing import OutgoingSave, outgoing_files, used_parts
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files, used_parts
 from podwatch.daemon.backup.run_side import RunSide
-from podwatch.daemon.backup.uploads import NICE, Uploads, UploadStopped
+from podwatch.daemon.backup.store_writer import StoreWriter
+from podwatch.daemon.backup.uploads import Uploads, UploadStopped
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import HostError, IntegrityError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.store.documents import ExportedFile, SaveExports
-from podwatch.store.interfaces import read_or_none
-from podwatch.store.inventory import SaveKey
-from podwatch.store.keys import EXPORTS
-from podwatch.store.lease import Lease
-from podwatch.store.objects.base import Objects
-from podwatch.store.transfer.job import Piece, SentPiece, read_sent
+from podwatch.domain.times import size as in_words
+from podwatch.store.documents import EXPORT_BYTES, SaveExports
+from podwatch.store.interfaces import list_save, read_or_none
+from podwatch.store.inventory import SaveKey, missing_objects
+from podwatch.store.keys import EXPORTS, pieces
+from podwatch.store.runs.start import looks_like_a_key
+from podwatch.store.transfer.job import SentPiece
 from podwatch.store.transfer.send import SourceChanged, SourceForeign
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
+from podwatch.system.files import read_file
+from podwatch.system.pinned_directories import HIDDEN
 
 AGAIN_SECONDS = 600.0
 """Seconds until a part that is missing or could not be sent is read again, which costs a listing on disk."""
@@ -38,8 +46,15 @@ LOOK_SECONDS = 1.0
 """Seconds within which such an upload makes way for a new checkpoint."""
 
 
+EXTRA = "extra"
+"""The part that holds ``[sync] extra``."""
+MOST_FILES = 10_000
+"""Limit for ``extra``: an exported model has a hundred files; a tree of rollouts does not belong to a milestone."""
+_INDEX = ".safetensors.index.json"
+_INDEX_BYTES = 64 << 20
+
+
 class Occasion(StrEnum):
-    SAVE = "save"
     MILESTONE = "milestone"
     FINAL = "final"
 
@@ -52,9 +67,19 @@ class DueExport:
     occasion: Occasion
 
 
-def due_exports(stored: Sequence[StoredCheckpoint], *, when: str, finished: bool) -> Iterator[DueExport]:
-    """The newest first, of saves that are on this pod. ``when``: ``sync.optional_parts``; "none" excludes only the
-    layout's exports, so milestones and the final save still get the extra files."""
+@dataclass(frozen=True, slots=True)
+class ExportState:
+    """``problem``: why the part is left out now; ``absent``: the part does not exist, which is no problem;
+    ``changing``: the problem passes."""
+
+    found: PartFiles
+    problem: str = ""
+    absent: bool = False
+    changing: bool = False
+
+
+def due_exports(stored: Sequence[StoredCheckpoint], *, finished: bool) -> Iterator[DueExport]:
+    """The newest first, of saves that are on this pod: milestones, and the final save."""
     whole = [save for save in stored if save.whole]
     for save in reversed(whole):
         if not save.here:
@@ -63,8 +88,6 @@ def due_exports(stored: Sequence[StoredCheckpoint], *, when: str, finished: bool
             yield DueExport(save, Occasion.FINAL)
         elif save.milestone:
             yield DueExport(save, Occasion.MILESTONE)
-        elif when == "all":
-            yield DueExport(save, Occasion.SAVE)
 
 
 class Exports:
@@ -72,28 +95,20 @@ class Exports:
 
     def __init__(
         self, settings: Settings, run: RunSide, catalogue: Catalogue, clock: Clock, connection: StoreConnection,
-        lease: Lease, uploads: Uploads,
+        outbox: Outbox, uploads: Uploads, writer: StoreWriter,
     ) -> None:  # fmt: skip
         self._settings, self._run, self._catalogue, self._clock = settings, run, catalogue, clock
-        self._connection, self._lease, self._uploads = connection, lease, uploads
+        self._connection, self._outbox, self._uploads, self._writer = connection, outbox, uploads, writer
         self._disk = Worker("exports")
         self._known: dict[SaveKey, SaveExports | None] = {}
         self._again: dict[tuple[SaveKey, Occasion], float] = {}
         self._told: set[tuple[int, str, str]] = set()
 
-    @property
-    def _wanted(self) -> bool:
-        return self._settings.sync.optional_parts != "none" or bool(self._settings.sync.extra)
-
-    def _due(self, stored: Sequence[StoredCheckpoint]) -> Iterator[DueExport]:
-        if self._wanted:
-            yield from due_exports(stored, when=self._settings.sync.optional_parts, finished=self._run.finished)
-
     async def carry(self, stored: Sequence[StoredCheckpoint], more_urgent: Callable[[], bool]) -> bool:
         """Send what is owed and ready now; whether anything was sent. Leaves out what cannot be sent. Raises
         RemoteError for store trouble, LeaseLost when another pod holds the run."""
         now = self._clock.monotonic()
-        for due in self._due(stored):
+        for due in due_exports(stored, finished=self._run.finished):
             if self._again.get((due.saved.key, due.occasion), now) <= now and (found := await self._ready(due)):
                 return await self._carry(due, found, more_urgent)
         return False
@@ -101,7 +116,7 @@ class Exports:
     async def unstored(self, stored: Sequence[StoredCheckpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The parts on disk that are to be stored and are not: those that come; those that cannot, with the reason."""
         pending, refused = list[str](), list[str]()
-        for due in self._due(stored):
+        for due in due_exports(stored, finished=self._run.finished):
             for part, state in await self._owed(due):
                 name = f"{part.name} of step {due.saved.step}"
                 if state.problem and not state.changing:
@@ -127,7 +142,7 @@ class Exports:
                 found.append(state.found)
         return found
 
-    async def _owed(self, due: DueExport) -> list[tuple[PartDir, PartState]]:
+    async def _owed(self, due: DueExport) -> list[tuple[PartDir, ExportState]]:
         """The save's parts that are not stored as they are now."""
         contents = await self._contents(due.saved)
         if contents is None:
@@ -153,13 +168,13 @@ class Exports:
 
     def _parts(self, contents: SetContents) -> list[PartDir]:
         sync = self._settings.sync
-        parts = [p.part for p in contents.parts if p.part.export and sync.optional_parts != "none"]
+        parts = [p.part for p in contents.parts if p.part.export]
         if sync.extra:
             root = self._settings.trainer.output_dir
             parts.append(PartDir(EXTRA, root, required=False, uploaded=False, names=sync.extra, export=True))
         return parts
 
-    async def _read_part(self, part: PartDir) -> PartState:
+    async def _read_part(self, part: PartDir) -> ExportState:
         settings = self._settings
         return await self._disk.call(
             lambda: read_part(
@@ -208,53 +223,111 @@ class Exports:
     async def _store(self, saved: StoredCheckpoint, found: list[PartFiles], more_urgent: Callable[[], bool]) -> None:
         save = self._outgoing(saved, found)
         before = await self._exports_of(saved)
-        others = (
-            [] if before is None else [f for f in before.files if f.part not in set(used_parts(save.files)) and f.hash]
-        )
-        listed = [*others, *(ExportedFile(f.part, f.path, f.size) for f in save.files)]
-        document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(listed))
-        await self._connection.call(lambda store: self._write(store, document))
+        own = set(used_parts(save.files))
+        others = [] if before is None else [f for f in before.files if f.part not in own and f.hashes]
+        named = [*others, *(replace(file, inode=0, device=0) for file in save.files)]
+        document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(named))
+        await self._writer.write_exports(document)
         sent = await self._move(save, more_urgent)
         folder = self._connection.keys.save(*saved.key)
-        there = await self._connection.call(lambda store: {item.key: item.size for item in store.list(folder)})
-        hashes = {key: line.hash for key, line in sent.items()}
-        files = tuple(f if f.hash else replace(f, hash=hashes.get(folder + f.name, "")) for f in document.files)
-        if any(not f.hash or there.get(folder + f.name) != f.size for f in files):
+        there = await self._connection.call(lambda store: list_save(store, folder))
+        files = [f if f.hashes or f.name not in sent else replace(f, hashes=(sent[f.name].hash,)) for f in named]
+        if not all(f.hashes for f in files) or missing_objects(pieces(files, EXPORT_BYTES), there):
             raise IntegrityError("an uploaded file is missing or different in the store", where=folder)
-        whole = replace(document, files=files, complete=True)
-        await self._connection.call(lambda store: self._write(store, whole))
+        whole = replace(document, files=tuple(files), complete=True)
+        await self._writer.write_exports(whole)
         self._known[saved.key] = whole
 
     def _outgoing(self, saved: StoredCheckpoint, found: list[PartFiles]) -> OutgoingSave:
-        files = outgoing_files(tuple(f for p in found for f in p.files))
-        roots = {p.part.name: str(p.part.path) for p in found}
         return OutgoingSave(
             self._settings.run_id, saved.step, f"{saved.save_id}-exports", saved.save_id, self._run.author().layout,
-            int(self._settings.sync.part_size), files, roots,
+            EXPORT_BYTES, outgoing_files(f for p in found for f in p.files),
+            {p.part.name: str(p.part.path) for p in found},
         )  # fmt: skip
-
-    def _write(self, store: Objects, document: SaveExports) -> None:
-        permit = self._lease.confirm(store)
-        name = self._connection.keys.save(document.step, document.save_id) + EXPORTS
-        store.put(name, document.to_bytes(), until=permit.until)
 
     async def _move(self, save: OutgoingSave, more_urgent: Callable[[], bool]) -> dict[str, SentPiece]:
         """Send what the local list lacks, and return that list."""
-        path = self._uploads.sent_path(save)
-        folder = self._connection.keys.save(*save.stored_key)
-        done = await self._disk.call(read_sent, path)
-        identities = [file.moved().identity for file in save.files]
-        pieces = tuple(
-            Piece(number, folder + file.name, 0, file.size)
-            for number, file in enumerate(save.files)
-            if (line := done.get(folder + file.name)) is None or line.identity != identities[number]
-        )
-        if pieces:
-            job = self._uploads.job(save, pieces, sent=str(path), nice=NICE)
-            sending = asyncio.ensure_future(self._uploads.send_pieces(job, save, step=save.step))
+        lines = await self._disk.call(self._outbox.sent, save)
+        done = tuple(f.name for f in save.files if f.name in lines and lines[f.name].identity == f.identity)
+        if len(done) < len(save.files):
+            sending = asyncio.ensure_future(self._uploads.send_exports(save, done))
             while not sending.done():
                 await asyncio.wait({sending}, timeout=LOOK_SECONDS)
                 if more_urgent() and not sending.done():
                     self._uploads.stop("a new checkpoint is sent first")
             await sending
-        return await self._disk.call(read_sent, path)
+        return await self._disk.call(self._outbox.sent, save)
+
+
+# -- what a part contains now, and whether that can be stored; blocks ------------------------------------------------
+
+
+def read_part(
+    part: PartDir, *, quiet: float, now_wall: float, most_bytes: int = 0, private: Path | None = None
+) -> ExportState:
+    """``quiet``: seconds without a change. ``most_bytes`` limits the part, 0: no limit. ``private`` is never sent."""
+    if part.name == EXTRA:
+        part = replace(part, names=tuple(n for n in part.names if not _through_a_link(part.path, n)))
+        if not part.names:
+            return ExportState(PartFiles(part, present=False), absent=True)
+    scan = scan_part(part)
+    found = scan.found
+    if part.name == EXTRA:  # this part is the whole output_dir: a link inside it may lead anywhere in there
+        files = tuple(f for f in found.files if _may_leave(part.path, f, private))
+        found = replace(found, files=files, symlinks=())
+    if not found.present or not found.files:
+        return ExportState(found, scan.error, absent=not scan.error)
+    total = sum(f.size for f in found.files)
+    changing = any(is_temporary(f.path) for f in found.files) or now_wall - scan.changed_ns / 1e9 < quiet
+    if scan.error:
+        problem = scan.error
+    elif changing:
+        problem = "it is still being written"
+    elif most_bytes and total > most_bytes:
+        problem = f"its {in_words(total)} exceed what sync.extra can be ({in_words(most_bytes)})"
+    elif any(f.size > EXPORT_BYTES for f in found.files):
+        problem = f"one of its files exceeds {in_words(EXPORT_BYTES)}, the most that every store takes at once"
+    elif part.name == EXTRA and len(found.files) > MOST_FILES:
+        problem = f"it has more than {MOST_FILES} files"
+    else:
+        problem = _without_shards(part.path, found.files)
+    return ExportState(found, problem, changing=changing and not scan.error)
+
+
+def _through_a_link(root: Path, name: str) -> bool:
+    path = root
+    for segment in name.split("/"):
+        path = path / segment
+        try:
+            if stat.S_ISLNK(os.lstat(path).st_mode):
+                return True
+        except OSError:
+            return False
+    return False
+
+
+def _may_leave(root: Path, file: FileEntry, private: Path | None) -> bool:
+    segments = file.path.split("/")
+    if any(s.startswith(HIDDEN) for s in segments) or any(looks_like_a_key(s) for s in segments):
+        return False
+    if private is None:
+        return True
+    try:
+        return not os.path.samestat(os.lstat(root / file.path), private.stat())
+    except OSError:
+        return True
+
+
+def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
+    """An exported model names its shards in an index: each must exist."""
+    there = {f.path for f in files}
+    for index in sorted(p for p in there if p.endswith(_INDEX)):
+        try:
+            named = set(map(str, json.loads(read_file(root / index, _INDEX_BYTES))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return f"{index} cannot be read"
+        folder = index.rpartition("/")[0]
+        missing = sorted(n for n in named if (f"{folder}/{n}" if folder else n) not in there)
+        if missing:
+            return f"{index} names {missing[0]}, which does not exist"
+    return ""

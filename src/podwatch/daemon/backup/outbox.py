@@ -12,21 +12,101 @@ the list of sent pieces in the state directory, where nobody else can write. Eve
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.checkpoints.known_checkpoints import SetContents
-from podwatch.daemon.backup.outgoing import OutgoingFile, OutgoingSave, used_parts
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
+from podwatch.domain.document import (
+    Document,
+    Flag,
+    Label,
+    Many,
+    Positive,
+    Real,
+    RunId,
+    SaveId,
+    Text,
+    Texts,
+    Whole,
+)
 from podwatch.domain.errors import HostError, IntegrityError
+from podwatch.domain.safe_links import restorable
+from podwatch.store.documents import SaveIntent
 from podwatch.store.transfer.job import SentPiece, read_sent
-from podwatch.store.transfer.send import SourceForeign
+from podwatch.store.transfer.send import SourceForeign, identity_of, why_foreign
 from podwatch.system.files import atomic_write, open_dir_below, read_small
 from podwatch.system.own_directories import Workspace, own_directory
 from podwatch.system.rename_places import corners, corners_of, drop_empty
 
 WHAT = "uploading"
 """podwatch's directory that contains the links."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingSave(Document):
+    """``step`` and ``save_id`` as this pod names the checkpoint, ``stored_as`` its id in the store. ``roots``: the
+    directory of each part; with ``linked`` they are podwatch's own and have every file by a hard link, whose owner was
+    judged. ``start_id`` and ``from_step``: the start of training that wrote it."""
+
+    KIND = "podwatch-outgoing"
+    FILE = "record of an upload"
+    LARGEST = 64 << 20
+
+    run_id: RunId
+    step: Whole
+    save_id: SaveId
+    stored_as: SaveId
+    layout: Label
+    piece_size: Positive
+    files: Many[FileEntry]
+    roots: Texts
+    symlinks: Many[SymlinkEntry] = ()
+    lineage: Label = ""
+    start_id: Text = ""
+    from_step: Whole | None = None
+    world_size: Positive | None = None
+    began_wall: Real = 0.0
+    boot_id: Text = ""
+    """Of the boot in which it was inspected: what a power cut may have taken is not sent."""
+    linked: Flag = False
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return (self.step, self.save_id)
+
+    @property
+    def stored_key(self) -> tuple[int, str]:
+        return (self.step, self.stored_as)
+
+    @property
+    def name(self) -> str:
+        return f"{self.step}.{self.save_id}"
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    def intent(self, writer_id: str, generation: int, wall: float) -> SaveIntent:
+        """Raises ValueError, IntegrityError for names that no store can hold."""
+        return SaveIntent(
+            self.run_id, self.step, self.stored_as, writer_id, generation, wall, self.layout, self.piece_size,
+            tuple(replace(file, inode=0, device=0) for file in self.files), self.symlinks,
+        )  # fmt: skip
+
+
+def outgoing_files(files: Iterable[FileEntry]) -> tuple[FileEntry, ...]:
+    return tuple(sorted(files, key=lambda file: (file.part, file.path)))
+
+
+def outgoing_links(contents: SetContents) -> tuple[SymlinkEntry, ...]:
+    """Those that a restore can make again."""
+    return restorable([file.name for file in contents.files], sorted(contents.symlinks, key=lambda link: link.name))
+
+
+def used_parts(files: Iterable[FileEntry]) -> Iterator[str]:
+    yield from dict.fromkeys(file.part for file in files)
 
 
 @dataclass(slots=True)
@@ -54,11 +134,15 @@ class Outbox:
         return tuple(sorted(saves, key=lambda save: save.step))
 
     def sent(self, save: OutgoingSave) -> dict[str, SentPiece]:
-        """By key."""
+        """By name."""
         return read_sent(self.sent_path(save))
 
     def sent_path(self, save: OutgoingSave) -> Path:
         return self.directory / f"{save.name}.sent"
+
+    def left_bytes(self, save: OutgoingSave) -> int:
+        """What is not sent yet, by the list alone."""
+        return max(0, save.total_bytes - sum(line.size for line in self.sent(save).values()))
 
     # -- taking, releasing
 
@@ -86,9 +170,9 @@ class Outbox:
         self.sent_path(save).unlink(missing_ok=True)
         self._write(save)
 
-    def send_again(self, save: OutgoingSave, keys: Collection[str]) -> None:
+    def send_again(self, save: OutgoingSave, names: Collection[str]) -> None:
         """These pieces count as sent no more."""
-        left = [line for key, line in self.sent(save).items() if key not in keys]
+        left = [line for name, line in self.sent(save).items() if name not in names]
         atomic_write(self.sent_path(save), b"".join(line.to_line() for line in left))
 
     def release(self, save: OutgoingSave) -> None:
@@ -158,7 +242,7 @@ class Outbox:
             self._link_part(places[part], root, [file for file in save.files if file.part == part])
         return replace(save, roots={part: str(root) for part, root in roots.items()}, linked=True)
 
-    def _link_part(self, source: Path, target: Path, files: Sequence[OutgoingFile]) -> None:
+    def _link_part(self, source: Path, target: Path, files: Sequence[FileEntry]) -> None:
         """Exactly the files that were found complete: each link is compared once it exists."""
         tree, own = self.workspace.tree, self.workspace.tree.rights
         owners = {own.uid} if own is not None else {os.geteuid()}
@@ -208,13 +292,15 @@ class Outbox:
                 drop_empty(tree, home)
 
 
-def _link_file(source_root: int, target_root: int, file: OutgoingFile, owners: Collection[int]) -> None:
+def _link_file(source_root: int, target_root: int, file: FileEntry, owners: Collection[int]) -> None:
     parent, _, name = file.path.rpartition("/")
     old = open_dir_below(source_root, parent)
     try:
         new = open_dir_below(target_root, parent, create=True, mode=0o700)
         try:
-            _judge_owner(os.stat(name, dir_fd=old, follow_symlinks=False), os.fstat(old), file, owners)
+            found = os.stat(name, dir_fd=old, follow_symlinks=False)
+            if reason := why_foreign(found, os.fstat(old), owners):
+                raise SourceForeign(reason, where=file.name)
             os.link(name, name, src_dir_fd=old, dst_dir_fd=new, follow_symlinks=False)
             if not _is_same(os.stat(name, dir_fd=new, follow_symlinks=False), file):
                 os.unlink(name, dir_fd=new)
@@ -225,18 +311,7 @@ def _link_file(source_root: int, target_root: int, file: OutgoingFile, owners: C
         os.close(old)
 
 
-def _judge_owner(found: os.stat_result, around: os.stat_result, file: OutgoingFile, owners: Collection[int]) -> None:
-    """Raise SourceForeign for a file that can be a link to one that the linking user cannot even read: it has several
-    names, and belongs neither to the training nor to the only user who can create entries in its directory."""
-    if found.st_nlink < 2 or found.st_uid in owners:
-        return
-    if found.st_uid == around.st_uid and not around.st_mode & stat.S_IWOTH:
-        return
-    what = f"the file is a hard link to one of user {found.st_uid}, and only its owner may decide that it is sent"
-    raise SourceForeign(what, where=file.name)
-
-
-def _is_there(root: int, file: OutgoingFile) -> bool:
+def _is_there(root: int, file: FileEntry) -> bool:
     parent, _, name = file.path.rpartition("/")
     directory = open_dir_below(root, parent)
     try:
@@ -245,7 +320,7 @@ def _is_there(root: int, file: OutgoingFile) -> bool:
         os.close(directory)
 
 
-def _only_ours(roots: Mapping[str, int], files: Sequence[OutgoingFile]) -> bool:
+def _only_ours(roots: Mapping[str, int], files: Sequence[FileEntry]) -> bool:
     """Whether a file has no name but ours."""
     for file in files:
         parent, _, name = file.path.rpartition("/")
@@ -258,6 +333,5 @@ def _only_ours(roots: Mapping[str, int], files: Sequence[OutgoingFile]) -> bool:
     return False
 
 
-def _is_same(found: os.stat_result, file: OutgoingFile) -> bool:
-    identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-    return stat.S_ISREG(found.st_mode) and identity == file.moved().identity
+def _is_same(found: os.stat_result, file: FileEntry) -> bool:
+    return stat.S_ISREG(found.st_mode) and identity_of(found) == file.identity

@@ -27,11 +27,11 @@ NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASSIGNED_ELS
 
 
 class LeaseKeeper:
-    """Loop-side object. ``turned`` is set whenever the decision or ``error`` may have changed."""
+    """Loop-side object."""
 
     def __init__(self, lease: Lease, connection: StoreConnection, clock: Clock, pod: RunSide) -> None:
         self._lease, self._connection, self._clock, self._pod = lease, connection, clock, pod
-        self.turned = asyncio.Event()
+        self._turned = asyncio.Event()
         self.error: PodwatchError | None = None
         """Why the store cannot show which pod holds the run, while it cannot."""
         self.updates = 0
@@ -62,6 +62,21 @@ class LeaseKeeper:
     @property
     def generation(self) -> int:
         return self._lease.generation
+
+    @property
+    def claimed(self) -> int:
+        """The generation of this pod's claim, decided or not; 0 if none."""
+        return self.decision.generation if self.may_upload else 0
+
+    async def turned(self) -> None:
+        """Returns once the decision or ``error`` may have changed."""
+        self._turned.clear()
+        await self._turned.wait()
+
+    async def until_speaking(self, speaks: bool) -> None:
+        """Returns once this pod writes the run's heartbeat, or once it no longer does."""
+        while self.may_upload is not speaks:
+            await self.turned()
 
     @property
     def earlier_beat(self) -> Beat | None:
@@ -108,12 +123,14 @@ class LeaseKeeper:
             if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE):
                 return
             if decision.act is LeaseAction.HOLD and self.error is None:
-                await self._until_doubt()
+                await self._woken.wait()  # for what heartbeats and confirmations cannot settle
             elif self.error is not None:
                 most = min(RETRY_MAX, RETRY_MIN * 2.0 ** min(failures, 10))
-                await self._rest(random.uniform(RETRY_MIN / 2, most))
+                await self._clock.wait(self._woken, random.uniform(RETRY_MIN / 2, most))
             else:
-                await self._rest(ASIDE_SECONDS if decision.act is LeaseAction.ASSIGNED_ELSEWHERE else decision.wait)
+                await self._clock.wait(
+                    self._woken, ASIDE_SECONDS if decision.act is LeaseAction.ASSIGNED_ELSEWHERE else decision.wait
+                )
 
     async def _update(self) -> bool:
         """Whether the store answered. Nothing that fails ends the watch over the lease."""
@@ -133,13 +150,6 @@ class LeaseKeeper:
         if self._refusals == 1:
             self._refused_at = self._clock.monotonic()
         self._lease.unanswered()
-
-    async def _until_doubt(self) -> None:
-        """Wait for what heartbeats and confirmations cannot settle."""
-        await self._woken.wait()
-
-    async def _rest(self, seconds: float) -> None:
-        await self._clock.wait(self._woken, seconds)
 
     # -- holding
 
@@ -174,7 +184,7 @@ class LeaseKeeper:
             if self._reported is not None and self._reported[0] is LeaseAction.HOLD:
                 self._woken.set()
         self._reported = now
-        self.turned.set()
+        self._turned.set()
 
     def _say_decision(self, decision: Decision) -> None:
         say = self._connection.say

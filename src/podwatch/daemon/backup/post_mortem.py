@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from podwatch.config.command_directory import TYPED_IN
 from podwatch.config.loading import LoadedSettings
 from podwatch.daemon.backup.backup import Backup
-from podwatch.daemon.backup.evidence import CONFIG_BYTES, LogEnds, bundles, configs
+from podwatch.daemon.backup.evidence import LogEnds, bundles, configs
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.run import Mutation
@@ -27,6 +27,7 @@ from podwatch.store.evidence import KEEP_SECONDS, Evidence, EvidenceKeeper
 from podwatch.store.objects.access import access_for
 from podwatch.store.objects.base import Objects
 from podwatch.store.runs.start import RunStart, start_evidence
+from podwatch.store.runs.start_record import MOST_BYTES
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
@@ -65,7 +66,7 @@ class PostMortem:
 
     async def store(self, *, within: float = ROUND_SECONDS) -> None:
         """One round. Raises only CancelledError."""
-        if not self._backup.may_upload or self._parts.run.guard.blocked_reason(Mutation.PUBLISH):
+        if not self._backup.lease.may_upload or self._parts.run.guard.blocked_reason(Mutation.PUBLISH):
             return
         before, self.problem = self.problem, ""
         try:
@@ -83,8 +84,8 @@ class PostMortem:
 
     async def when_held(self) -> None:
         """One round once this pod holds the run: from then on another pod can start it, whatever happens here."""
-        while not self._backup.holds:
-            await self._backup.turned()
+        while not self._backup.lease.holds:
+            await self._backup.lease.turned()
         await self.store()
 
     def soon(self, after: float = SETTLE_SECONDS) -> None:
@@ -112,7 +113,7 @@ class PostMortem:
         access_for(self._parts.settings)
         self._parts.training.environment.build(self._parts.settings.trainer)
         found = configs(self._configs())
-        if self._backup.holds:  # else the files of the pod that trains stay
+        if self._backup.lease.holds:  # else the files of the pod that trains stay
             found += start_evidence(start_of(self._config.loaded))
         known = () if self._keeper is None else [key.rpartition("/")[2] for key in self._keeper.sent]
         found += bundles(self._parts.run.paths.incidents, known, time.time() - KEEP_SECONDS)
@@ -125,7 +126,7 @@ class PostMortem:
         self._keeper.put(found)
         due = self._tidied is None or time.monotonic() - self._tidied >= TIDY_SECONDS
         deletes = self._settings.mode == "act" and not self._parts.run.guard.blocked_reason(Mutation.DELETE)
-        if due and deletes and self._backup.holds:
+        if due and deletes and self._backup.lease.holds:
             self._keeper.tidy({one.name for one in found if one.kind == "config"})
             self._tidied = time.monotonic()
 
@@ -161,7 +162,7 @@ def start_of(loaded: LoadedSettings) -> RunStart:
     for file in (settings.notify.urls_file, settings.notify.heartbeat_urls_file, settings.http.password_file):
         if file is not None:
             with contextlib.suppress(OSError):
-                lines = read_file(file, CONFIG_BYTES, shown=True).decode(errors="replace").splitlines()
+                lines = read_file(file, MOST_BYTES, shown=True).decode(errors="replace").splitlines()
                 secret[str(file)] = tuple("" for line in lines if line.strip() and not line.lstrip().startswith("#"))
     given = [key for key, source in loaded.sources.items() if source in ("environment", "flag")]
     document = settings.model_dump(mode="json")

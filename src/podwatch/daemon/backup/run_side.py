@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.table_layout import TableLayout
 from podwatch.config.settings import Settings
 from podwatch.daemon.state_check import Exits
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
@@ -102,7 +101,7 @@ def attempt_ended(process: str) -> bool:
 
 def identity_parts(layout: Layout) -> tuple[str, ...]:
     """The parts that make a save, where a resume writes others again; empty: all. Reads the disk."""
-    return layout.table.identity if isinstance(layout, TableLayout) else ()
+    return layout.table.identity
 
 
 class RunSide:

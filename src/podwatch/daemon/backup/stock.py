@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, RecordedFile, is_same_save
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.run_state import RunState
-from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.store.documents import SaveIntent
 from podwatch.store.inventory import DocumentCache, Inventory, SaveKey, Stored, Unfinished, take_inventory
 from podwatch.store.keys import RunKeys
@@ -82,26 +81,18 @@ class Stock:
             self._same[key] = is_same_save(record, stored, self.identity)
         return self._same[key]
 
-    def checkpoints(self, sets: Iterable[CheckpointSet]) -> tuple[StoredCheckpoint, ...]:
+    def checkpoints(self, sets: Iterable[CheckpointSet]) -> tuple[Stored, ...]:
         """Every save in the store, in the order of publication."""
         if self.inventory is None:
             return ()
-        whole = [save for save in self.inventory.saves if not save.problem]
-        fixed = milestones(whole, self.keep_every)
+        fixed = milestones([save for save in self.inventory.saves if not save.problem], self.keep_every)
         local = {save.key: s.save_id for s in sets if s.complete and (save := self.find(s)) is not None}
-        return tuple(
-            StoredCheckpoint(
-                s.step, s.save_id, "" if s.manifest is None else s.manifest.lineage, s.generation, s.seq, s.bytes,
-                s.wall, s.pinned, s.exports, s.key in fixed, s.problem, local.get(s.key, ""),
-            )
-            for s in self.inventory.saves
-        )  # fmt: skip
+        return tuple(replace(s, milestone=s.key in fixed, here=local.get(s.key, "")) for s in self.inventory.saves)
 
 
 def newest_of_lineage(inventory: Inventory, lineage: str) -> int:
     """The highest step of the lineage that is whole in the store; -1 if there is none."""
-    saves = (s for s in inventory.saves if not s.problem and s.manifest is not None)
-    return max((s.step for s in saves if s.manifest is not None and s.manifest.lineage == lineage), default=-1)
+    return max((s.step for s in inventory.saves if not s.problem and s.lineage == lineage), default=-1)
 
 
 def is_behind_lineage(inventory: Inventory, run: RunState) -> bool:
@@ -117,9 +108,5 @@ def departed_from(inventory: Inventory, run: RunState) -> Stored | None:
     if (limit := run.lineage.parent_step) is None:
         return None
     last = {**run.ancestry, run.lineage.parent: limit}
-    own = [
-        s
-        for s in inventory.saves
-        if not s.problem and s.manifest is not None and s.step <= min(limit, last.get(s.manifest.lineage, -1))
-    ]
+    own = [s for s in inventory.saves if not s.problem and s.step <= min(limit, last.get(s.lineage, -1))]
     return max(own, key=lambda s: (s.step, s.order), default=None)

@@ -5,19 +5,17 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from podwatch.config.settings import Settings
 from podwatch.daemon.backup.connection import StoreConnection
-from podwatch.daemon.backup.outbox import Outbox
-from podwatch.daemon.backup.outgoing import OutgoingSave
+from podwatch.daemon.backup.outbox import Outbox, OutgoingSave
 from podwatch.domain.errors import HostError
-from podwatch.store.documents import SaveIntent, SentSave
+from podwatch.store.documents import SaveIntent
+from podwatch.store.interfaces import list_save
 from podwatch.store.objects.access import access_for
-from podwatch.store.transfer.job import Piece, TransferJob, stored_pieces
+from podwatch.store.transfer.job import TransferJob, stored_pieces
 from podwatch.store.transfer.start import Transfer
 from podwatch.system.blocking_calls import Worker
 
@@ -31,24 +29,19 @@ class UploadStopped(HostError):  # noqa: N818
     """The upload was ended on purpose."""
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """The upload in progress, in bytes."""
-
-    step: int
-    sent: int
-    total: int
-
-
 @dataclass(slots=True)
-class _Progress:
-    """``before``: bytes of pieces that were stored already."""
+class InFlight:
+    """The upload in progress, in bytes. ``before``: of pieces that were stored already."""
 
     step: int
     before: int
     total: int
     moved: int = 0
     seen: deque[tuple[float, int]] = field(default_factory=deque)
+
+    @property
+    def sent(self) -> int:
+        return min(self.before + self.moved, self.total)
 
     def note(self, moved: int) -> None:
         now = time.monotonic()
@@ -73,22 +66,11 @@ class Uploads:
         self._settings, self._connection, self._outbox = settings, connection, outbox
         self._worker = Worker("upload")
         self._running: Transfer | None = None
-        self._progress: _Progress | None = None
+        self.in_flight: InFlight | None = None
         self._stopped = ""
         self._children = 0
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def in_flight(self) -> InFlight | None:
-        found = self._progress
-        return (
-            None if found is None else InFlight(found.step, min(found.before + found.moved, found.total), found.total)
-        )
-
-    @property
-    def rate(self) -> float | None:
-        return None if self._progress is None else self._progress.rate
 
     def stop(self, why: str) -> None:
         """End the upload in progress; ``send`` then raises UploadStopped."""
@@ -96,56 +78,43 @@ class Uploads:
         if self._running is not None:
             self._running.kill()
 
-    async def send(self, save: OutgoingSave, intent: SaveIntent, *, urgent: bool) -> SentSave:
-        """Send what the store lacks. Raises SourceChanged or SourceForeign where the save is void, UploadStopped, or
-        what the store raises. ``urgent``: it gives way to nothing."""
-        keys, outbox = self._connection.keys, self._outbox
-        wanted = save.pieces(keys, intent)
-        done = await self._stored(save, wanted)
-        left = [piece for piece in wanted if piece.key not in done]
-        if left:
-            before = save.total_bytes - sum(piece.size for piece in left)
-            await self._move(self._job(save, left, urgent=urgent), save, _Progress(save.step, before, save.total_bytes))
-        folder = keys.save(*save.stored_key)
-        lines = await self._worker.call(outbox.sent, save)
-        return SentSave(intent, {key.removeprefix(folder): line.hash for key, line in lines.items()})
+    async def send(self, save: OutgoingSave, intent: SaveIntent, *, urgent: bool) -> dict[str, str]:
+        """Send what the store lacks; the hash of each object, by name. Raises SourceChanged or SourceForeign where the
+        save is void, UploadStopped, or what the store raises. ``urgent``: it gives way to nothing."""
+        done = await self._stored(save, intent.piece_size)
+        sizes = {piece.name: piece.size for piece in intent.objects()}
+        if len(done) < len(sizes):
+            before = sum(sizes[name] for name in done)
+            await self._move(self._job(save, done, urgent=urgent), save, InFlight(save.step, before, save.total_bytes))
+        return {name: line.hash for name, line in (await self._worker.call(self._outbox.sent, save)).items()}
 
-    async def send_pieces(self, job: TransferJob, save: OutgoingSave, *, step: int) -> None:
-        """Move the pieces of another job, whose files are below the roots of ``save``. Raises as ``send``."""
-        await self._move(job, save, _Progress(step, 0, sum(piece.size for piece in job.pieces)))
+    async def send_exports(self, save: OutgoingSave, done: tuple[str, ...]) -> None:
+        """Send the files that are not ``done``. Raises as ``send``."""
+        job = self._job(save, done)
+        await self._move(job, save, InFlight(save.step, 0, sum(piece.size for piece in job.objects())))
 
-    def sent_path(self, save: OutgoingSave) -> Path:
-        """The local list of its pieces."""
-        return self._outbox.sent_path(save)
-
-    def left_bytes(self, save: OutgoingSave) -> int:
-        """What is not sent yet, by the local list alone. Blocks."""
-        return max(0, save.total_bytes - sum(line.size for line in self._outbox.sent(save).values()))
-
-    async def _stored(self, save: OutgoingSave, wanted: Collection[Piece]) -> Collection[str]:
+    async def _stored(self, save: OutgoingSave, piece_size: int) -> tuple[str, ...]:
         """The names of pieces that a line of the local list and the listing prove."""
         lines = await self._worker.call(self._outbox.sent, save)
         if not lines:
             return ()
         folder = self._connection.keys.save(*save.stored_key)
-        there = await self._connection.call(lambda store: {item.key: item for item in store.list(folder)})
-        return stored_pieces(wanted, tuple(file.moved() for file in save.files), lines, there)
+        there = await self._connection.call(lambda store: list_save(store, folder))
+        return stored_pieces(save.files, piece_size, lines, there)
 
-    def _job(self, save: OutgoingSave, left: Iterable[Piece], *, urgent: bool) -> TransferJob:
-        return self.job(save, tuple(left), sent=str(self._outbox.sent_path(save)), nice=0 if urgent else NICE)
-
-    def job(self, save: OutgoingSave, pieces: tuple[Piece, ...], *, sent: str, nice: int) -> TransferJob:
+    def _job(self, save: OutgoingSave, done: tuple[str, ...], *, urgent: bool = False) -> TransferJob:
         """Without its roots, which are opened when it starts."""
         sync, rights = self._settings.sync, self._outbox.workspace.tree.rights
         owner = os.geteuid() if rights is None else rights.uid
         return TransferJob(
-            "send", sync.store, tuple(file.moved() for file in save.files), pieces, {}, sent=sent,
-            alone=str(self._outbox.directory), connections=sync.connections, rate=float(sync.max_rate or 0), nice=nice,
+            "send", sync.store, self._connection.keys.save(*save.stored_key), save.files, save.piece_size, {},
+            done=done, sent=str(self._outbox.sent_path(save)), alone=str(self._outbox.directory),
+            connections=sync.connections, rate=float(sync.max_rate or 0), nice=0 if urgent else NICE,
             user=-1 if rights is None else rights.uid, owners=None if save.linked else (owner,),
         )  # fmt: skip
 
-    async def _move(self, job: TransferJob, save: OutgoingSave, progress: _Progress) -> None:
-        self._stopped, self._progress = "", progress
+    async def _move(self, job: TransferJob, save: OutgoingSave, flight: InFlight) -> None:
+        self._stopped, self.in_flight = "", flight
         self._idle.clear()
         self._children += 1
         who, loop = f"upload {self._children}", asyncio.get_running_loop()
@@ -154,7 +123,7 @@ class Uploads:
             self._connection.count(who, message.get("calls") or {})
             if message.get("type") == "progress":
                 with contextlib.suppress(RuntimeError):  # the loop is closed: podwatch is leaving
-                    loop.call_soon_threadsafe(progress.note, int(message["bytes"]))
+                    loop.call_soon_threadsafe(flight.note, int(message["bytes"]))
 
         def run() -> None:
             with self._outbox.roots(save) as roots:
@@ -176,7 +145,7 @@ class Uploads:
                 raise UploadStopped(self._stopped, where=f"step {save.step}") from error
             raise
         finally:
-            self._progress = None
+            self.in_flight = None
             self._idle.set()
 
     async def ended(self) -> None:

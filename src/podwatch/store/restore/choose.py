@@ -6,6 +6,7 @@ those, the ones that a later start began below are not on the run's line any mor
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from podwatch.store.documents import RunPointer
 from podwatch.store.inventory import Inventory, Stored
@@ -45,18 +46,13 @@ def _as_published(save: Stored, inventory: Inventory) -> Stored:
     hashes = {p.pointer.manifest_hash for p in inventory.pointers if p.pointer and p.pointer.save == save.key}
     if save.problem or not hashes or save.hash in hashes:
         return save
-    problem = "its manifest is not the one that was published"
-    return Stored(
-        save.step, save.save_id, save.generation, save.seq, save.bytes, save.files, save.wall, save.pinned,
-        save.exports, problem, save.manifest, save.hash,
-    )  # fmt: skip
+    return replace(save, problem="its manifest is not the one that was published")
 
 
 def _lost(pointer: RunPointer) -> Stored:
     assert pointer.step is not None
-    return Stored(
-        pointer.step, pointer.save_id, problem="its manifest is not in the store, although a pointer names it"
-    )
+    problem = "its manifest is not in the store, although a pointer names it"
+    return Stored(pointer.step, pointer.save_id, problem=problem)
 
 
 def _is_older(save: Stored, named: Stored) -> bool:

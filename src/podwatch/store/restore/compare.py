@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.errors import HostError
-from podwatch.store.documents import SavedLink, SaveManifest, StoredFile
+from podwatch.store.documents import SaveManifest
 from podwatch.store.keys import pieces
 from podwatch.system.open_by_descriptor import open_regular
 from podwatch.system.pinned_directories import PinnedTree
 
 _BLOCK = 1 << 20
-Opener = Callable[[StoredFile], int]
+Opener = Callable[[FileEntry], int]
 """A descriptor of the file on this pod, opened without following a link. Raises OSError."""
 Moved = Callable[[int], object]
 """Called with the bytes read since its last call."""
@@ -53,17 +54,17 @@ def compare(manifest: SaveManifest, open_file: Opener, moved: Moved) -> Compared
     return Compared(tuple(problems), read)
 
 
-def difference(descriptor: int, file: StoredFile, piece_size: int, moved: Moved) -> str:
+def difference(descriptor: int, file: FileEntry, piece_size: int, moved: Moved) -> str:
     """Where the open file first differs from what was stored; empty where it does not."""
     found = os.fstat(descriptor)
     if found.st_size != file.size:
         return f"has {found.st_size} bytes, the manifest records {file.size}"
-    for piece, recorded in zip(pieces(file.name, file.size, piece_size), file.hashes, strict=True):
+    for piece in pieces([file], piece_size):
         try:
-            digest = _hash(descriptor, piece.offset, piece.size, recorded.partition(":")[0], moved)
+            digest = _hash(descriptor, piece.offset, piece.size, piece.hash.partition(":")[0], moved)
         except OSError as error:
             return f"cannot be read: {error.strerror}"
-        if digest != recorded:
+        if digest != piece.hash:
             end = piece.offset + piece.size
             return f"differs from what was stored, within bytes {piece.offset} to {end}"
     return ""
@@ -79,7 +80,7 @@ def _hash(descriptor: int, offset: int, size: int, name: str, moved: Moved) -> s
     return f"{name}:{digest.hexdigest()}"
 
 
-def has_file(tree: PinnedTree, target: Path, file: StoredFile, piece_size: int) -> bool:
+def has_file(tree: PinnedTree, target: Path, file: FileEntry, piece_size: int) -> bool:
     """Whether the file is below ``target``, with its time and every byte."""
     if not tree.contains(target):
         return False
@@ -95,7 +96,7 @@ def has_file(tree: PinnedTree, target: Path, file: StoredFile, piece_size: int) 
         os.close(descriptor)
 
 
-def has_link(tree: PinnedTree, target: Path, link: SavedLink) -> bool:
+def has_link(tree: PinnedTree, target: Path, link: SymlinkEntry) -> bool:
     try:
         with tree.parent(target / link.path) as (directory, name):
             return os.readlink(name, dir_fd=directory) == link.target
@@ -107,7 +108,7 @@ def parts_of(manifest: SaveManifest) -> frozenset[str]:
     return frozenset(f.part for f in manifest.files) | frozenset(link.part for link in manifest.symlinks)
 
 
-def by_part(manifest: SaveManifest) -> Iterator[tuple[str, list[StoredFile], list[SavedLink]]]:
+def by_part(manifest: SaveManifest) -> Iterator[tuple[str, list[FileEntry], list[SymlinkEntry]]]:
     """Each part with its files and links, in the order in which they are put in place: the part with the newest file
     last, because a save's end is written last."""
     parts = parts_of(manifest)
@@ -116,6 +117,6 @@ def by_part(manifest: SaveManifest) -> Iterator[tuple[str, list[StoredFile], lis
         yield part, files[part], [link for link in manifest.symlinks if link.part == part]
 
 
-def in_order(files: Iterable[StoredFile]) -> list[StoredFile]:
+def in_order(files: Iterable[FileEntry]) -> list[FileEntry]:
     """The newest last."""
     return sorted(files, key=lambda file: (file.mtime_ns, file.name))

@@ -3,20 +3,21 @@
 A part that is damaged in the store, or has no place here, is left out and reported: the checkpoint is valid without it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layout import Layout
+from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.store.documents import EXPORT_BYTES, ExportedFile, SaveExports, StoredFile
+from podwatch.store.documents import EXPORT_BYTES, SaveExports
 from podwatch.store.inventory import Stored
 from podwatch.store.keys import EXPORTS, RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.restore.compare import has_file
 from podwatch.store.restore.place import Placing
 from podwatch.store.restore.staging import StagingArea
-from podwatch.store.transfer.job import MovedFile, Piece
 from podwatch.system.own_directories import Workspace
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def fetch_exports(
             target = _target(layout, save, part, to)
             area = StagingArea(workspace, to, f"{save.step}-{save.save_id}-{part}")
             with area.alone():
-                downloaded += _bring(restorer, keys, area, files, found, save, workspace, {part: target}, to)
+                downloaded += _bring(restorer, area, files, save, workspace, {part: target}, to)
         except (IntegrityError, ConfigurationError) as error:
             left_out.append(f"{part}: {error}")
         else:
@@ -71,20 +72,16 @@ def read_exports(store: Objects, keys: RunKeys, save: Stored) -> SaveExports:
 
 
 def _bring(
-    restorer: "Restorer", keys: RunKeys, area: StagingArea, files: list[ExportedFile], exports: SaveExports,
-    save: Stored, workspace: Workspace, targets: dict[str, Path], to: Path | None,
+    restorer: "Restorer", area: StagingArea, files: Sequence[FileEntry], save: Stored, workspace: Workspace,
+    targets: dict[str, Path], to: Path | None,
 ) -> int:  # fmt: skip
     """Bytes that came over the line."""
-    mtime_ns, (target,) = int((exports.created_at or 0.0) * 1e9), targets.values()
-    stored = (StoredFile(f.part, f.path, f.size, mtime_ns, hashes=(f.hash,)) for f in files)
-    if all(has_file(area.tree, target, file, EXPORT_BYTES) for file in stored):
+    (target,) = targets.values()
+    if all(has_file(area.tree, target, file, EXPORT_BYTES) for file in files):
         return 0
     (staged,) = area.prepare(targets, frozenset())
-    moved = tuple(MovedFile(file.part, file.path, file.size, mtime_ns) for file in files)
-    folder = keys.save(*save.key)
-    wanted = tuple(Piece(number, folder + file.name, 0, file.size, file.hash) for number, file in enumerate(files))
     try:
-        downloaded = restorer.transfer(area, moved, wanted)
+        downloaded = restorer.transfer(area, save.key, files, EXPORT_BYTES)
     except IntegrityError:
         area.forget()
         raise

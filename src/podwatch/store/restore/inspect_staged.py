@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from podwatch.checkpoints import checkpoint_identity
-from podwatch.checkpoints.layout import Judgement, Layout, PartDir, PartFiles
+from podwatch.checkpoints.inspection import Inspection
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import CheckpointRecord, RecordSource
-from podwatch.checkpoints.scan import scan_part
+from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.domain.errors import HostError, IntegrityError
 from podwatch.store.documents import SaveManifest
 from podwatch.system.procfs import boot_id
@@ -30,7 +30,7 @@ class StagedSave:
     """What an inspection saw. ``parts``: those that a resume needs, with the files in staging."""
 
     parts: tuple[PartFiles, ...]
-    judgement: Judgement
+    judgement: Inspection
 
     def record(self, manifest: SaveManifest) -> CheckpointRecord:
         """As the catalogue makes one of the same files in their place."""
@@ -61,20 +61,11 @@ def inspect_staged(
     for count in range(INSPECTIONS):
         if count:
             wait(PAUSE_SECONDS)
-        found, judgement = _inspect(layout, step, parts)
+        with layout.reading():
+            found, judgement = layout.inspect_staged(step, parts)
         if judgement.whole:
             return StagedSave(found, judgement)
         if not judgement.unreadable:
             raise StagedDamaged(f"the checkpoint of step {step} is damaged in the store: {judgement.reason}")
     what = f"step {step} was fetched, and no inspection of it gave an answer: {judgement.reason}"
     raise NotInspected(what, fix=f"`podwatch start --step {step}` resumes from it all the same")
-
-
-def _inspect(layout: Any, step: int, parts: Sequence[PartDir]) -> tuple[tuple[PartFiles, ...], Judgement]:
-    """A layout of an installed package has no inspection of its own for other places."""
-    with layout.reading():
-        if hasattr(layout, "inspect_staged"):
-            found: tuple[tuple[PartFiles, ...], Judgement] = layout.inspect_staged(step, parts)
-            return found
-        scanned = tuple(scan_part(part).found for part in parts)
-        return scanned, layout.judge(step, scanned)

@@ -7,19 +7,21 @@ document is read, each piece is hashed, and what has all its hashes is inspected
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podwatch.checkpoints.layout import Layout, PartDir
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.records import RecordFiles
+from podwatch.checkpoints.shapes import PartDir
 from podwatch.checkpoints.trackers import repair_trackers
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.run import valid_ids
 from podwatch.store.documents import SaveManifest
 from podwatch.store.inventory import DocumentCache, Inventory, SaveKey, Stored, take_inventory
-from podwatch.store.keys import RunKeys, pieces
+from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.open import open_objects
 from podwatch.store.restore.choose import candidates, passed_over, was_started_afresh
@@ -28,7 +30,7 @@ from podwatch.store.restore.exports import RestoredExports, fetch_exports
 from podwatch.store.restore.inspect_staged import StagedDamaged, inspect_staged
 from podwatch.store.restore.place import Placing
 from podwatch.store.restore.staging import StagedPart, StagingArea
-from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+from podwatch.store.transfer.job import TransferJob
 from podwatch.store.transfer.start import Transfer
 from podwatch.system.own_directories import Workspace
 
@@ -190,10 +192,11 @@ class Restorer:
             # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
             repair_trackers(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
         if progress is not None:
-            progress(save.bytes, save.bytes)
+            progress(save.total_bytes, save.total_bytes)
         return Restored(
             save.step, save.save_id, manifest.lineage, tuple(str(targets[part]) for part in sorted(targets)),
-            save.bytes, downloaded, tuple(placing.moved), (), doubt, manifest.train_command, valid_ids(manifest.wandb),
+            save.total_bytes, downloaded, tuple(placing.moved), (), doubt, manifest.train_command,
+            valid_ids(manifest.wandb),
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -255,26 +258,20 @@ class Restorer:
         """Bytes that came over the line."""
         parts = {part.part for part in area.parts}
         files = in_order(file for file in manifest.files if file.part in parts)
-        folder = self._store.keys.save(manifest.step, manifest.save_id)
-        wanted = tuple(
-            Piece(number, folder + piece.name, piece.offset, piece.size, digest)
-            for number, file in enumerate(files)
-            for piece, digest in zip(pieces(file.name, file.size, manifest.piece_size), file.hashes, strict=True)
-        )
-        links = tuple((link.part, link.path, link.target) for link in manifest.symlinks if link.part in parts)
+        links = tuple(link for link in manifest.symlinks if link.part in parts)
         there = manifest.total_bytes - sum(file.size for file in files)
         if not parts:
             return 0
-        moved = tuple(MovedFile(file.part, file.path, file.size, file.mtime_ns, file.mode) for file in files)
         tell = (lambda count: progress(there + count, manifest.total_bytes)) if progress is not None else None
-        return self.transfer(area, moved, wanted, links, tell)
+        return self.transfer(area, manifest.key, files, manifest.piece_size, links, tell)
 
     def transfer(
         self,
         area: StagingArea,
-        files: tuple[MovedFile, ...],
-        wanted: tuple[Piece, ...],
-        links: tuple[tuple[str, str, str], ...] = (),
+        save: SaveKey,
+        files: Iterable[FileEntry],
+        piece_size: int,
+        links: tuple[SymlinkEntry, ...] = (),
         tell: Callable[[int], object] | None = None,
     ) -> int:
         """Fetch into the area's directories, through outages: each try continues the one before. Returns the bytes that
@@ -283,8 +280,8 @@ class Restorer:
         rights, downloaded, waited = area.tree.rights, 0, 0.0
         with area.opened() as roots:
             job = TransferJob(
-                "fetch", self._store.url, files, wanted, roots, links, connections=self._store.connections,
-                user=-1 if rights is None else rights.uid,
+                "fetch", self._store.url, self._store.keys.save(*save), tuple(files), piece_size, roots, links,
+                connections=self._store.connections, user=-1 if rights is None else rights.uid,
             )  # fmt: skip
             while True:
                 came = _Arrivals(tell)

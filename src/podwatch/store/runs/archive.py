@@ -11,14 +11,21 @@ from enum import StrEnum
 
 from podwatch.domain.errors import Busy, HostError, IntegrityError
 from podwatch.domain.lease import Heartbeat
-from podwatch.store.interfaces import Permit, RunObjects, StoreClock
+from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import Inventory, take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionPlan, RetentionRules, plan
-from podwatch.store.runs.archive_record import ArchiveRecord, record_key
-from podwatch.store.runs.reading import newest_claim, read_heartbeat, seconds_since_activity, store_time
+from podwatch.store.runs.reading import (
+    ArchiveRecord,
+    newest_claim,
+    read_heartbeat,
+    record_key,
+    seconds_since_activity,
+    store_time,
+)
+from podwatch.system.clock import Clock
 
 PERMIT_SECONDS = 30.0
 CERTAIN = frozenset({"finished", "stopped", "released", "preempted", ""})
@@ -43,7 +50,7 @@ class ArchivePlan:
 
     @property
     def freed_bytes(self) -> int:
-        saves = sum(verdict.save.bytes for verdict in self.retention.deleted)
+        saves = sum(verdict.save.total_bytes for verdict in self.retention.deleted)
         return saves + sum(one.bytes for one in self.retention.unfinished)
 
     @property
@@ -55,7 +62,7 @@ class ArchivePlan:
 class Archiver:
     store: Objects
     keys: RunKeys
-    clock: StoreClock
+    clock: Clock
     host: str = ""
 
     def look(self, keep: ArchiveKeep, *, keep_every: int, pins: Collection[int] = ()) -> ArchivePlan:
@@ -107,7 +114,7 @@ class Archiver:
         record = ArchiveRecord(self.keys.run_id, str(found.keep), wall, self.host)
         self.store.put(record_key(self.keys), record.to_bytes())
 
-    def confirm(self, store: RunObjects) -> Permit:
+    def confirm(self, store: Objects) -> Permit:
         """``Ownership`` of a run that no pod holds."""
         began = self.clock.boottime()
         self._refuse_alive()

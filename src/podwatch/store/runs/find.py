@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.lease import Beat, Heartbeat
 from podwatch.domain.safe_names import valid_run_id
-from podwatch.store.interfaces import LISTING_SECONDS, Listed, list_bounded
+from podwatch.store.interfaces import LISTING_SECONDS, list_bounded
 from podwatch.store.inventory import SaveKey
 from podwatch.store.keys import MANIFEST, Kind, ObjectName, RunKeys
+from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.pointers import rank_pointers, read_pointers
-from podwatch.store.runs.archive_record import ArchiveRecord, archived_at
 from podwatch.store.runs.reading import (
-    ReadableStore,
+    ArchiveRecord,
+    archived_at,
     can_list,
     read_heartbeat,
     seconds_since_activity,
@@ -38,11 +39,11 @@ class RunListing:
     claim: tuple[int, float] | None = None
     """(generation, time) of the newest claim."""
     claims: set[int] = field(default_factory=set)
-    pointers: list[tuple[ObjectName, Listed]] = field(default_factory=list)
+    pointers: list[tuple[ObjectName, ObjectInfo]] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     """Of fixed documents and evidence, below the run's root."""
 
-    def add(self, name: ObjectName, item: Listed) -> None:
+    def add(self, name: ObjectName, item: ObjectInfo) -> None:
         self.size_bytes += item.size
         self.oldest_wall = item.wall if self.oldest_wall is None else min(self.oldest_wall, item.wall)
         if name.kind is Kind.SAVE and name.rest == MANIFEST:
@@ -77,7 +78,7 @@ class RunInStore:
         return self.listing.run_id
 
 
-def list_run(store: ReadableStore, keys: RunKeys) -> RunListing:
+def list_run(store: Objects, keys: RunKeys) -> RunListing:
     """Raises RemoteError."""
     run = RunListing(keys.run_id)
     for item in list_bounded(store, keys.root):
@@ -86,7 +87,7 @@ def list_run(store: ReadableStore, keys: RunKeys) -> RunListing:
     return run
 
 
-def list_runs(store: ReadableStore, prefix: str, own_run: str, wall: float) -> tuple[tuple[RunInStore, ...], str]:
+def list_runs(store: Objects, prefix: str, own_run: str, wall: float) -> tuple[tuple[RunInStore, ...], str]:
     """Every run, by name, and a remark ("" if the whole store could be listed). Raises RemoteError.
 
     A key that is limited to ``own_run`` lists only that one.
@@ -103,12 +104,12 @@ def list_runs(store: ReadableStore, prefix: str, own_run: str, wall: float) -> t
     return tuple(sorted(runs, key=lambda run: run.run_id)), remark
 
 
-def run_ids(store: ReadableStore, prefix: str, seconds: float = LISTING_SECONDS) -> list[str]:
+def run_ids(store: Objects, prefix: str, seconds: float = LISTING_SECONDS) -> list[str]:
     """Every run below the prefix, by name. Raises RemoteError, also where the key cannot list."""
     return sorted(_group(list_bounded(store, f"{prefix}/" if prefix else "", seconds), prefix))
 
 
-def _group(items: Iterable[Listed], prefix: str) -> dict[str, RunListing]:
+def _group(items: Iterable[ObjectInfo], prefix: str) -> dict[str, RunListing]:
     base = f"{prefix}/" if prefix else ""
     runs: dict[str, RunListing] = {}
     for item in items:
@@ -121,7 +122,7 @@ def _group(items: Iterable[Listed], prefix: str) -> dict[str, RunListing]:
     return runs
 
 
-def _complete(store: ReadableStore, keys: RunKeys, run: RunListing, wall: float) -> RunInStore:
+def _complete(store: Objects, keys: RunKeys, run: RunListing, wall: float) -> RunInStore:
     step, problem = newest_step(store, keys, run)
     beat: Beat | None = None
     if run.heartbeat_wall is not None:
@@ -141,7 +142,7 @@ def _complete(store: ReadableStore, keys: RunKeys, run: RunListing, wall: float)
     )
 
 
-def newest_step(store: ReadableStore, keys: RunKeys, run: RunListing) -> tuple[int | None, str]:
+def newest_step(store: Objects, keys: RunKeys, run: RunListing) -> tuple[int | None, str]:
     """The step that the newest pointer names, and why it cannot be used. Without a pointer: the highest stored one."""
     ranked, _ = rank_pointers(run.pointers, run.claims)
     problem = ""

@@ -8,19 +8,12 @@ from podwatch.domain.earlier_attempts import LastEnd
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.lease import GONE, Beat, Control, Heartbeat, read_control
 from podwatch.domain.secrets import scrub_argv
-from podwatch.store.interfaces import RunObjects, read_or_none
+from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
-from podwatch.store.runs.archive_record import archived_at
+from podwatch.store.objects.base import Objects
 from podwatch.store.runs.find import list_run
 from podwatch.store.runs.judge import RunEvidence
-from podwatch.store.runs.reading import (
-    NewestSave,
-    ReadableStore,
-    newest_claim,
-    read_heartbeat,
-    read_newest,
-    store_time,
-)
+from podwatch.store.runs.reading import NewestSave, archived_at, newest_claim, read_heartbeat, read_newest, store_time
 from podwatch.store.runs.start import fetch_start
 from podwatch.store.runs.summary import RunSummary, StartedWith, summarize
 from podwatch.store.verdict import read_verdict
@@ -46,7 +39,7 @@ class StoredRun:
     last: LastEnd | None = None
 
 
-def read_run(store: ReadableStore, keys: RunKeys, wall: float) -> StoredRun:
+def read_run(store: Objects, keys: RunKeys, wall: float) -> StoredRun:
     """HostError where podwatch has written nothing of this run; RemoteError if the store does not answer."""
     run = list_run(store, keys)
     if run.oldest_wall is None:
@@ -71,7 +64,7 @@ def read_run(store: ReadableStore, keys: RunKeys, wall: float) -> StoredRun:
     )
 
 
-def _started_with(store: RunObjects, keys: RunKeys, newest: NewestSave) -> StartedWith:
+def _started_with(store: Objects, keys: RunKeys, newest: NewestSave) -> StartedWith:
     command: tuple[str, ...] = ()
     problems: list[str] = []
     if newest.problem:
@@ -92,7 +85,7 @@ def _started_with(store: RunObjects, keys: RunKeys, newest: NewestSave) -> Start
     return StartedWith(command, files, record.settings, tuple(problems))
 
 
-def read_run_evidence(store: ReadableStore, keys: RunKeys, wall: float) -> RunEvidence:
+def read_run_evidence(store: Objects, keys: RunKeys, wall: float) -> RunEvidence:
     """``wall``: this machine's clock in epoch seconds. Raises RemoteError if the store does not answer or refuses the
     key."""
     beat = read_heartbeat(store, keys, wall)
@@ -112,9 +105,7 @@ def read_run_evidence(store: ReadableStore, keys: RunKeys, wall: float) -> RunEv
     )
 
 
-def _is_archived(
-    store: RunObjects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float
-) -> bool:
+def _is_archived(store: Objects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float) -> bool:
     try:
         return archived_at(store, keys, beat, claim, now) is not None
     except RemoteError as error:
@@ -123,7 +114,7 @@ def _is_archived(
         return False  # a key that cannot list
 
 
-def _stopped(store: RunObjects, keys: RunKeys) -> str | None:
+def _stopped(store: Objects, keys: RunKeys) -> str | None:
     try:
         control = read_control(read_or_none(store, keys.control, Control), where=keys.control)
     except IntegrityError:

@@ -6,13 +6,14 @@ billed listing, and is what a key without the permission to list can read.
 
 import contextlib
 from dataclasses import dataclass
-from typing import Protocol
 
+from podwatch.domain.document import At, Document, Label, RunId
 from podwatch.domain.errors import IntegrityError, RemoteError
 from podwatch.domain.lease import GONE, Beat, Heartbeat, read_beat
 from podwatch.store.documents import RunPointer, SaveManifest, manifest_hash
-from podwatch.store.interfaces import RunObjects, read_or_none
+from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import MANIFEST, Kind, RunKeys
+from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreRefused
 from podwatch.store.pointers import claimed_generations, list_pointers, read_pointers
 
@@ -20,12 +21,7 @@ ALIVE_SECONDS = 900.0
 """A run whose newest heartbeat or claim is younger can have a podwatch that is only slow."""
 
 
-class ReadableStore(RunObjects, Protocol):
-    @property
-    def skew(self) -> float | None: ...
-
-
-def store_time(store: ReadableStore, wall: float) -> float:
+def store_time(store: Objects, wall: float) -> float:
     """Now by the store's clock; ``wall``: by this machine's. Right only after an answer of the store."""
     return wall - (store.skew or 0.0)
 
@@ -38,7 +34,7 @@ def can_list(error: RemoteError) -> bool:
 # -- heartbeat -------------------------------------------------------------------------------------------------------
 
 
-def read_heartbeat(store: ReadableStore, keys: RunKeys, wall: float) -> Beat | None:
+def read_heartbeat(store: Objects, keys: RunKeys, wall: float) -> Beat | None:
     """The last heartbeat with its age by the store's clock; None without one. Where the key cannot list, the age is by
     the clock of the pod that wrote it."""
     data = _small(store, keys.heartbeat)
@@ -56,7 +52,7 @@ def read_heartbeat(store: ReadableStore, keys: RunKeys, wall: float) -> Beat | N
     return Beat(beat.said, beat.mark, max(0.0, now - (now if written is None else written)))
 
 
-def _small(store: RunObjects, key: str) -> bytes | None:
+def _small(store: Objects, key: str) -> bytes | None:
     """One that is too large is one that cannot be read, not an absent one."""
     try:
         return store.read(key, Heartbeat.LARGEST)
@@ -66,7 +62,7 @@ def _small(store: RunObjects, key: str) -> bytes | None:
         return b""
 
 
-def newest_claim(store: RunObjects, keys: RunKeys) -> tuple[int, float] | None:
+def newest_claim(store: Objects, keys: RunKeys) -> tuple[int, float] | None:
     """(generation, time of the store) of the newest claim; None without one, and where the key cannot list."""
     try:
         claims = [(keys.parse(item.key), item.wall) for item in store.list(keys.claims)]
@@ -102,7 +98,7 @@ class NewestSave:
     problem: str = ""
 
 
-def read_newest(store: RunObjects, keys: RunKeys, *, claimed: int = 0) -> NewestSave:
+def read_newest(store: Objects, keys: RunKeys, *, claimed: int = 0) -> NewestSave:
     """The newest pointer with its manifest. The pieces are not read: ``store verify`` does that. ``claimed``: a
     generation that is known to be claimed, as that of the heartbeat: up to it, the copy needs no billed listing."""
     reading = _Reading(store, keys, claimed)
@@ -120,7 +116,7 @@ def read_newest(store: RunObjects, keys: RunKeys, *, claimed: int = 0) -> Newest
 
 @dataclass(slots=True)
 class _Reading:
-    store: RunObjects
+    store: Objects
     keys: RunKeys
     claimed: int
 
@@ -182,3 +178,38 @@ class _Reading:
                 except IntegrityError as error:
                     return None, str(error)
         return None, f"the manifest of step {pointer.step}, the newest, is another one than the pointer names"
+
+
+# -- archives --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveRecord(Document):
+    """``config/archived.json``, written after the last deletion. ``keep``: ``latest`` or ``milestones``."""
+
+    KIND = "podwatch-archive"
+    FILE = "archived.json"
+
+    run_id: RunId
+    keep: Label
+    archived_at: At
+    host: Label = ""
+
+
+def record_key(keys: RunKeys) -> str:
+    return keys.evidence("config") + ArchiveRecord.FILE
+
+
+def archived_at(
+    store: Objects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float
+) -> float | None:
+    """When the run was archived; None if it was not, or a pod has continued it since: then a heartbeat or a claim is
+    newer. Raises RemoteError."""
+    try:
+        record = ArchiveRecord.from_bytes(read_or_none(store, record_key(keys), ArchiveRecord) or b"")
+        listed = next((item.wall for item in store.list(record_key(keys))), None)
+    except (IntegrityError, ObjectTooLarge):
+        return None
+    wall = record.archived_at if listed is None else listed
+    newest = max(now - beat.age if beat is not None else 0.0, claim[1] if claim is not None else 0.0)
+    return wall if wall is not None and record.run_id == keys.run_id and wall >= newest else None

@@ -17,7 +17,6 @@ from podwatch import __version__
 from podwatch.domain.errors import IntegrityError, RemoteError, SaveGone
 from podwatch.domain.secrets import MASK, scrub
 from podwatch.store.evidence import Evidence, configuration
-from podwatch.store.interfaces import RunObjects
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectMissing
@@ -98,10 +97,15 @@ class _Collecting:
         return StartFile(path, one.name, hashlib.sha256(one.data).hexdigest(), len(one.data), mode, secret)
 
 
+def looks_like_a_key(name: str) -> bool:
+    """Judged only by the file's name."""
+    return any(part in name.lower() for part in _KEY_NAMES)
+
+
 def named_configuration(path: str) -> tuple[bytes, str]:
     """The bytes of a file that a command names, and why it is not stored: it looks like a key, only its owner can read
     it, it is too large, or no text."""
-    if any(part in Path(path).name.lower() for part in _KEY_NAMES):
+    if looks_like_a_key(Path(path).name):
         return b"", "its name is that of a key file"
     data = _read_shared(path)
     if data is None:
@@ -152,7 +156,7 @@ class StartTexts:
     texts: Mapping[str, str]
 
 
-def fetch_start(store: RunObjects, keys: RunKeys) -> StartTexts:
+def fetch_start(store: Objects, keys: RunKeys) -> StartTexts:
     """RemoteError where the store does not answer; IntegrityError for contents that podwatch would not have written;
     SaveGone (an IntegrityError) where nothing is stored."""
     where = keys.evidence("config") + OBJECT
@@ -169,7 +173,7 @@ def fetch_start(store: RunObjects, keys: RunKeys) -> StartTexts:
     return StartTexts(record, {f.object: _content(store, keys, f) for f in (record.config, *record.files)})
 
 
-def _content(store: RunObjects, keys: RunKeys, file: StartFile) -> str:
+def _content(store: Objects, keys: RunKeys, file: StartFile) -> str:
     key = keys.evidence("config") + file.object
     fix = "copy the file to this pod yourself, or let the pod that trains store it again"
     try:

@@ -11,11 +11,13 @@ import threading
 from collections import Counter
 from collections.abc import Collection
 
+from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
 from podwatch.domain.errors import HostError, IntegrityError, SaveGone
-from podwatch.domain.safe_links import PlacedLink, check_links
+from podwatch.domain.safe_links import check_links
+from podwatch.store.keys import Piece
 from podwatch.store.objects.base import Objects, Slice
 from podwatch.store.objects.errors import ObjectMissing
-from podwatch.store.transfer.job import MovedFile, Piece, TransferJob
+from podwatch.store.transfer.job import TransferJob
 from podwatch.store.transfer.lanes import RateLimit, Report, work_off
 from podwatch.system.files import (
     DIRECTORY_FLAGS,
@@ -38,45 +40,33 @@ class Fetching:
     def __init__(self, job: TransferJob, store: Objects, report: Report) -> None:
         self._job, self._store, self._report = job, store, report
         self._limit, self._lock = RateLimit(job.rate), threading.Lock()
-        self._left = Counter(piece.file for piece in job.pieces)
+        self._pieces = job.objects()
+        self._left = Counter(piece.file for piece in self._pieces)
         self._kept: set[int] = set()
         """Files that were in staging before."""
 
     def run(self) -> None:
         job = self._job
-        self._check_names()
+        check_links([file.name for file in job.files], job.links)
         with self._rights():
             for part, root in job.roots.items():
                 _strip(root, {file.path for file in job.files if file.part == part})
             self._check_room()
             for number, file in enumerate(job.files):
                 self._prepare(number, file)
-        work_off([lambda piece=piece: self._fetch(piece) for piece in job.pieces], job.connections)  # type: ignore[misc]
+        work_off([lambda piece=piece: self._fetch(piece) for piece in self._pieces], job.connections)  # type: ignore[misc]
         with self._rights():
             for number, file in enumerate(job.files):
                 if not self._left[number]:
                     self._complete(file)
             for link in job.links:
-                self._link(*link)
+                self._link(link)
             for root in set(job.roots.values()):
                 _sync_directories(root)
                 sync_filesystem(root)
 
     def _rights(self) -> contextlib.AbstractContextManager[None]:
         return applied(rights_of(self._job.user) if self._job.user >= 0 else None)
-
-    def _check_names(self) -> None:
-        """Links lead nowhere outside their part, and each file is covered by its pieces, once and in order."""
-        files = [f"{f.part}/{f.path}" for f in self._job.files]
-        check_links(files, [PlacedLink(f"{part}/{path}", part, to) for part, path, to in self._job.links])
-        covered = Counter[int]()
-        for piece in self._job.pieces:
-            if piece.offset != covered[piece.file] or not piece.hash:
-                raise IntegrityError("the pieces of a file do not fit together", where=piece.key)
-            covered[piece.file] += piece.size
-        for number, file in enumerate(self._job.files):
-            if covered[number] != file.size:
-                raise IntegrityError("the pieces of a file do not fit together", where=f"{file.part}/{file.path}")
 
     def _check_room(self) -> None:
         """Bytes in staging already need no space again."""
@@ -95,7 +85,7 @@ class Fetching:
                     fix="free space (`podwatch prune`), then restore again",
                 )
 
-    def _open(self, file: MovedFile, create: int = 0) -> int:
+    def _open(self, file: FileEntry, create: int = 0) -> int:
         """A plain file of one name below the part's directory."""
         flags = os.O_RDWR | os.O_NONBLOCK | create
         descriptor = open_below(self._job.roots[file.part], file.path, flags, 0o600)
@@ -105,7 +95,7 @@ class Fetching:
             raise OSError(errno.EINVAL, "not a plain file of ours", file.path)
         return descriptor
 
-    def _prepare(self, number: int, file: MovedFile) -> None:
+    def _prepare(self, number: int, file: FileEntry) -> None:
         os.close(open_dir_below(self._job.roots[file.part], file.path.rpartition("/")[0], create=True))
         descriptor = self._open(file, os.O_CREAT)
         try:
@@ -118,7 +108,7 @@ class Fetching:
     def _fetch(self, piece: Piece) -> None:
         file, (name, _, wanted) = self._job.files[piece.file], piece.hash.partition(":")
         if name not in ("sha1", "sha256"):
-            raise IntegrityError("the recorded hash is of no known kind", where=piece.key)
+            raise IntegrityError("the recorded hash is of no known kind", where=piece.name)
         with self._rights():
             descriptor = self._open(file)
         try:
@@ -126,13 +116,13 @@ class Fetching:
             if staged:
                 self._report.count(piece.size)
             elif not any(self._read(piece, descriptor, name) == wanted for _ in range(READINGS)):
-                raise IntegrityError("the object does not match its recorded hash", where=piece.key)
+                raise IntegrityError("the object does not match its recorded hash", where=piece.name)
             start_writeback(descriptor, piece.offset, piece.size)
         finally:
             os.close(descriptor)
         with self._lock:
             self._left[piece.file] -= 1
-        self._report.say("piece", key=piece.key, size=piece.size, fetched=not staged)
+        self._report.say("piece", name=piece.name, size=piece.size, fetched=not staged)
 
     def _hash(self, descriptor: int, piece: Piece, name: str) -> str:
         return Slice(descriptor, piece.offset, piece.size).hashes([name])[name]
@@ -150,11 +140,11 @@ class Fetching:
             self._report.count(count)
 
         try:
-            return self._store.get(piece.key, write, length=piece.size, hash_name=name)
+            return self._store.get(self._job.folder + piece.name, write, length=piece.size, hash_name=name)
         except ObjectMissing as error:
             raise SaveGone("the object is not in the store any more", where=error.where) from error
 
-    def _complete(self, file: MovedFile) -> None:
+    def _complete(self, file: FileEntry) -> None:
         """Mode and time as recorded, without setuid, setgid or capabilities."""
         descriptor = self._open(file)
         try:
@@ -163,13 +153,13 @@ class Fetching:
         finally:
             os.close(descriptor)
 
-    def _link(self, part: str, path: str, target: str) -> None:
-        folder, _, name = path.rpartition("/")
-        directory = open_dir_below(self._job.roots[part], folder, create=True)
+    def _link(self, link: SymlinkEntry) -> None:
+        folder, _, name = link.path.rpartition("/")
+        directory = open_dir_below(self._job.roots[link.part], folder, create=True)
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory)
-            os.symlink(target, name, dir_fd=directory)
+            os.symlink(link.target, name, dir_fd=directory)
         finally:
             os.close(directory)
 

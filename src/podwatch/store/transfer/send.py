@@ -7,11 +7,14 @@ import stat
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
+from podwatch.domain.checkpoint import FileEntry, Identity
 from podwatch.domain.errors import HostError, PodwatchError, RemoteError
+from podwatch.store.keys import Piece
 from podwatch.store.objects.base import Objects, Slice
-from podwatch.store.transfer.job import Identity, MovedFile, Piece, SentPiece, TransferJob, append_sent
+from podwatch.store.transfer.job import SentPiece, TransferJob
 from podwatch.store.transfer.lanes import RateLimit, Report, work_off
 from podwatch.system.files import open_dir_below
 from podwatch.system.open_by_descriptor import open_regular
@@ -32,13 +35,14 @@ class Sending:
     def __init__(self, job: TransferJob, store: Objects, report: Report) -> None:
         self._job, self._store, self._report = job, store, report
         self._limit, self._lock = RateLimit(job.rate), threading.Lock()
-        self._left = Counter(piece.file for piece in job.pieces)
+        self._pieces = job.objects()
+        self._left = Counter(piece.file for piece in self._pieces)
         self._open: dict[int, int] = {}
         self._alone = _alone(job.alone or str(Path(job.sent).parent))
         self._sent = os.open(job.sent, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def run(self) -> None:
-        work_off([lambda piece=piece: self._send(piece) for piece in self._job.pieces], self._job.connections)  # type: ignore[misc]
+        work_off([lambda piece=piece: self._send(piece) for piece in self._pieces], self._job.connections)  # type: ignore[misc]
         os.fsync(self._sent)
 
     def _send(self, piece: Piece) -> None:
@@ -50,17 +54,17 @@ class Sending:
         slice_ = Slice(source, piece.offset, piece.size, self._moved)
         try:
             hashes = slice_.hashes(self._store.hashes)
-            self._store.put(piece.key, slice_, hashes)
+            self._store.put(self._job.folder + piece.name, slice_, hashes)
         except RemoteError as error:  # also a store that refuses the hash of what was read before
-            if _identity(os.fstat(source)) != file.identity:
+            if identity_of(os.fstat(source)) != file.identity:
                 raise _changed(file) from error
             raise
-        if _identity(os.fstat(source)) != file.identity:
+        if identity_of(os.fstat(source)) != file.identity:
             raise _changed(file)
         name = self._store.hashes[0]
-        sent = SentPiece(piece.key, f"{name}:{hashes[name]}", piece.size, file.identity)
-        append_sent(self._sent, sent)
-        self._report.say("piece", key=sent.key, hash=sent.hash, size=sent.size)
+        sent = SentPiece(piece.name, f"{name}:{hashes[name]}", piece.size, file.identity)
+        os.write(self._sent, sent.to_line())  # one write: a line that a crash of the machine loses costs one piece
+        self._report.say("piece", name=sent.name, size=sent.size)
         with contextlib.suppress(OSError):
             os.posix_fadvise(source, piece.offset, piece.size, os.POSIX_FADV_DONTNEED)  # training needs that memory
         with self._lock:
@@ -73,7 +77,7 @@ class Sending:
         self._limit.take(count)
         self._report.count(count)
 
-    def _opened(self, file: MovedFile) -> int:
+    def _opened(self, file: FileEntry) -> int:
         """Without following a link, with the rights of the trainer's user. Raises SourceChanged, SourceForeign."""
         job = self._job
         folder, _, name = file.path.rpartition("/")
@@ -86,27 +90,26 @@ class Sending:
                 finally:
                     os.close(directory)
             except OSError as error:
-                where = f"{file.part}/{file.path}"
-                raise SourceChanged(f"the file cannot be opened: {error.strerror}", where=where) from error
+                raise SourceChanged(f"the file cannot be opened: {error.strerror}", where=file.name) from error
         found = os.fstat(descriptor)
-        if _identity(found) != file.identity:
+        if identity_of(found) != file.identity:
             os.close(descriptor)
             raise _changed(file)
-        if reason := self._foreign(found, around):
+        if job.owners is not None and (reason := why_foreign(found, around, job.owners)):
             os.close(descriptor)
-            raise SourceForeign(reason, where=f"{file.part}/{file.path}")
+            raise SourceForeign(reason, where=file.name)
         return descriptor
 
-    def _foreign(self, found: os.stat_result, around: os.stat_result) -> str:
-        """Why this file must not leave the pod; empty if it may. One with several names can be a link to a file that
-        the linking user cannot even read: it must belong to one of the job's owners, or to the owner of its directory,
-        if only that owner can create entries in it."""
-        owners = self._job.owners
-        if owners is None or found.st_nlink < 2 or found.st_uid in owners:
-            return ""
-        if found.st_uid == around.st_uid and not around.st_mode & stat.S_IWOTH:
-            return ""
-        return f"the file is a hard link to one of user {found.st_uid}, and only its owner may decide that it is sent"
+
+def why_foreign(found: os.stat_result, around: os.stat_result, owners: Collection[int]) -> str:
+    """Why this file of a directory (``around``) must not leave the pod; empty if it may. One with several names can be
+    a link to a file that the linking user cannot even read: it must belong to one of ``owners``, or to the owner of its
+    directory, if only that owner can create entries in it."""
+    if found.st_nlink < 2 or found.st_uid in owners:
+        return ""
+    if found.st_uid == around.st_uid and not around.st_mode & stat.S_IWOTH:
+        return ""
+    return f"the file is a hard link to one of user {found.st_uid}, and only its owner may decide that it is sent"
 
 
 def _alone(directory: str) -> int:
@@ -124,9 +127,9 @@ def _alone(directory: str) -> int:
             time.sleep(0.1)
 
 
-def _changed(file: MovedFile) -> SourceChanged:
-    return SourceChanged("the file is not the one that was found complete", where=f"{file.part}/{file.path}")
+def _changed(file: FileEntry) -> SourceChanged:
+    return SourceChanged("the file is not the one that was found complete", where=file.name)
 
 
-def _identity(found: os.stat_result) -> Identity:
+def identity_of(found: os.stat_result) -> Identity:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)

@@ -20,9 +20,7 @@ KEEP: Final = 30
 TABLES: Final = ("snapshot.json", "finding.json", "processes.txt", "gpus.json", "environment.txt")
 """Files of every bundle; all others are log tails."""
 MAX_BYTES: Final = 1 << 20
-MAX_LINES: Final = 400
 MAX_LINE: Final = 2_000
-_MAX_NAME: Final = 120
 
 
 def capture(
@@ -94,7 +92,7 @@ def _tail(lines: Sequence[str], budget: int) -> str:
     """The newest lines that fit, oldest first. Scrubbed before they are cut: a cut key would not be recognised."""
     kept: list[str] = []
     # Scrubbed as one text: secrets such as private keys span lines.
-    text = scrub("\n".join(line.rstrip("\n") for line in list(lines)[-MAX_LINES:]))
+    text = scrub("\n".join(line.rstrip("\n") for line in list(lines)[-400:]))
     for line in reversed(text.split("\n") if text else []):
         clean = line[:MAX_LINE]
         budget -= len(clean.encode(errors="replace")) + 1
@@ -111,7 +109,7 @@ def _length(lines: Sequence[str]) -> int:
 def _safe_name(name: str) -> str:
     """``logs/inference.stdout`` becomes ``logs_inference.stdout``: two directories can have logs of the same name."""
     clean = "".join(c if c.isalnum() or c in "._-" else "_" for c in name).strip("._")
-    return clean[-_MAX_NAME:] or "log.txt"
+    return clean[-120:] or "log.txt"
 
 
 def _free_name(name: str, taken: Mapping[str, str]) -> str:

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.known_checkpoints import HeldBack
+from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.implausible_steps import NO_TRAINING, StepEvidence, implausible
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.policy.implausible_steps import NO_TRAINING, StepEvidence, implausible
 from podwatch.recovery.choose import choose
 
 STRAY = 99999999999999999

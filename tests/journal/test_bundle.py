@@ -10,8 +10,8 @@ from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, S
 from podwatch.domain.process import ProcessIdentity, ProcessRole, ProcessSample
 from podwatch.domain.secrets import register
 from podwatch.domain.snapshot import GpuSample, Snapshot, observed
-from podwatch.incidents import capture
-from podwatch.incidents.explaining_line import decisive, highlights, since
+from podwatch.journal.bundle import capture
+from podwatch.journal.explaining_line import decisive, highlights, since
 
 KEY = "hf_" + "a1B2" * 8
 FINDING = Finding(

@@ -8,28 +8,21 @@ import heapq
 import os
 import re
 import stat
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
 from podwatch.checkpoints import special
-from podwatch.checkpoints.command import Command
-from podwatch.checkpoints.command_table import CommandTable, ResumeRule, all_commands, command_of
+from podwatch.checkpoints.command_table import CommandTable, command_of
 from podwatch.checkpoints.inspector import INSPECTOR, Inspector
-from podwatch.checkpoints.layout import (
-    PartDir,
-    Site,
-    StepSeen,
-    Tracker,
-)
-from podwatch.checkpoints.step_names import is_plain_dir, named_place
-from podwatch.checkpoints.table import TrackerRule, TrainerTable, all_tables
+from podwatch.checkpoints.shapes import PartDir, Site, StepSeen, Tracker
+from podwatch.checkpoints.table import TrackerRule, TrainerTable
 from podwatch.checkpoints.templates import has_step, name_of, number_in, pattern_of
+from podwatch.checkpoints.trainer import Trainer
 from podwatch.domain.errors import ConfigurationError
 
-_TRACKER_LIMIT = 4096
 STEPS_ASKED = 64
 """So many of the highest steps are asked when their file was written: on a network volume each costs a round trip."""
 
@@ -78,66 +71,40 @@ class Listing:
         return frozenset(part for part in self.table.if_any if self.entries[part])
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """One trainer: its table of commands, and what no table can say of it."""
-
-    name: str
-    command: CommandTable | None = None
-    """None: that of ``layouts.toml``."""
-    table: Callable[[Site], TrainerTable] | None = None
-    """The table of files, where it is not in ``layouts.toml``."""
-    target: Callable[[Site], int | None] = lambda _site: None
-    """The step at which training is done, where the command does not show it."""
-    unable: Callable[[Site, Command], ResumeRule | None] = lambda _site, _command: None
-    """The rule of a command that its own program keeps from resuming."""
-
-    @property
-    def command_table(self) -> CommandTable:
-        return self.command if self.command is not None else all_commands()[self.name]
-
-    def rule_of(self, site: Site, command: Command) -> ResumeRule:
-        """How this command resumes."""
-        rule = self.command_table.rule_of(command)
-        return (self.unable(site, command) or rule) if rule.add is not None else rule
-
-    def table_for(self, site: Site) -> TrainerTable:
-        """The table of files for the site's command."""
-        if self.table is not None:
-            return self.table(site)
-        return all_tables()[self.command_table.table_of(command_of(site)) or self.name]
-
-    def place(self, site: Site) -> Path | None:
-        """The directory of the checkpoints, where the command or the configuration moves it."""
-        return named_place(site, self._place_named(site))
-
-    def _place_named(self, site: Site) -> str | None:
-        table, command = self.command_table, command_of(site)
-        if not site.command or not (table.place or table.place_of):
-            return None
-        named = command.value(*table.place) if table.place else None
-        if named is not None or not table.place_of:
-            return named
-        text = table.place_of.replace("{output_dir}", str(site.output_dir))
-        for name in _FIELD.findall(text):
-            if (value := command.value(name)) is None:
-                return None
-            text = text.replace(f"{{{name}}}", value)
-        return text
-
-
 _FIELD = re.compile(r"\{([\w.]+)\}")
 
 
-class TablePlaces:
+def place_of(command_table: CommandTable, site: Site) -> Path | None:
+    """The directory of the checkpoints, where the command or the configuration moves it: output_dir or below it."""
+    text = "" if site.checkpoint_dir is not None or not site.command else _place_named(command_table, site)
+    if not text or "$" in text:
+        return site.checkpoint_dir
+    named = Path(os.path.normpath(site.working_directory / text))
+    return named if named == site.output_dir or site.output_dir in named.parents else None
+
+
+def _place_named(table: CommandTable, site: Site) -> str:
+    command = command_of(site)
+    named = command.value(*table.place) if table.place else None
+    if named is not None:
+        return named
+    text = table.place_of.replace("{output_dir}", str(site.output_dir))
+    for name in _FIELD.findall(text):
+        if (value := command.value(name)) is None:
+            return ""
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+class Places:
     """The directories of one trainer's checkpoints below one output directory."""
 
     def __init__(self, trainer: Trainer, site: Site, *, inspector: Inspector = INSPECTOR) -> None:
         self.name = trainer.name
         self.output_dir = site.output_dir
         self.inspector = inspector
-        self._trainer, self._site = trainer, site
-        self._place = trainer.place(site)
+        self.trainer, self.site = trainer, site
+        self._place = place_of(trainer.command, site)
         self._belonging: set[tuple[Path, int]] = set()
         self._undecided: set[Path] = set()
         """Directories with the name of a step that contain no checkpoint yet, and those in them."""
@@ -145,11 +112,12 @@ class TablePlaces:
 
     @property
     def table(self) -> TrainerTable:
+        """The table of files that applies."""
         return self._own_table
 
     @cached_property
     def _own_table(self) -> TrainerTable:
-        return self._trainer.table_for(self._site)
+        return self.trainer.tables[self.trainer.command.table_of(command_of(self.site)) or self.name]
 
     # -- where things are ---------------------------------------------------------------------------------------------
 
@@ -191,6 +159,8 @@ class TablePlaces:
         return Entry(template, name_of(template.name, step, like.name if like else ""))
 
     def part_dir(self, part: str, step: int) -> Path:
+        """Where ``part`` of ``step`` belongs; used by restore, so it must work in an empty output_dir. Raises
+        ConfigurationError for a part that this layout does not have."""
         listing = self._look()
         if part not in listing.entries:
             raise ConfigurationError(
@@ -211,10 +181,12 @@ class TablePlaces:
         return [t.root for t in templates if not self._is_wild(t.root)][-1]
 
     def step_paths(self, step: int) -> tuple[Path, ...]:
+        """The topmost existing directories of ``step``: these are renamed when the checkpoint is removed."""
         found = (entries.get(step, ()) for entries in self._look().entries.values())
         return tuple(dict.fromkeys(entry.top for entries in found for entry in entries))
 
     def watch_roots(self) -> tuple[Path, ...]:
+        """Directories whose entries are step directories: watch these for events."""
         table = self.table
         wanted = [self._template(table, text, part).root for part, texts in table.parts.items() for text in texts]
         steps: set[Path] = set()
@@ -248,6 +220,8 @@ class TablePlaces:
         return [p for p in sorted(base.glob(str(root.relative_to(base)))) if is_plain_dir(p)]
 
     def spare_paths(self, below: int) -> tuple[tuple[int, Path], ...]:
+        """(step, directory) of by-products of steps lower than ``below`` that belong to no checkpoint: prime-rl's old
+        broadcasts and rollouts, which prime-rl never removes. Oldest first."""
         listing = self._look()
         existing = frozenset(listing.steps)
         found = {
@@ -350,6 +324,7 @@ class TablePlaces:
     # -- before a start -----------------------------------------------------------------------------------------------
 
     def ahead_of(self, step: int | None) -> tuple[Path, ...]:
+        """Everything that must be moved to quarantine before a start from ``step`` (None: a fresh start)."""
         listing = self._look()
         table, limit = listing.table, -1 if step is None else step
         found: dict[Path, None] = {}
@@ -373,6 +348,8 @@ class TablePlaces:
         return tuple(p for p in found if status_of(p) is not None and not any(above in found for above in p.parents))
 
     def trackers(self, step: int | None) -> tuple[Tracker, ...]:
+        """The required content of the trainer's own "latest" files and links for a start from ``step`` (None: a fresh
+        start, for which ``ahead_of`` moves them away). Only trackers that exist, or that a resume needs."""
         if step is None:
             return ()
         table = self.table
@@ -405,6 +382,8 @@ class TablePlaces:
     # -- progress ---------------------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[StepSeen, ...]:
+        """The highest step per role as the files show it (``broadcasts/step_N/STABLE``...), and after it the one that
+        was written last, where that is another."""
         listing = self._look()
         table, main = listing.table, main_part(listing.table)
         used = next((p for p in table.parts if listing.entries[p]), main)
@@ -485,3 +464,9 @@ def listed(root: Path, *, files_too: bool) -> list[str]:
             )
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def is_plain_dir(path: Path) -> bool:
+    """Whether it is a real directory, no symlink. False also if it cannot be read."""
+    status = status_of(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)

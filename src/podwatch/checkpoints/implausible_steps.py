@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from podwatch.domain.checkpoint import NO_TRAINING
 from podwatch.domain.document import Document, Real, Text, Whole
 
-NO_TRAINING: Final = 10**15
-"""No training reaches this step: a million steps a second for 30 years. Token and sample counters stay below it."""
 FEW_SAVES: Final = 10
 """Allowed distance beyond the known steps, in largest save intervals: podwatch may have been stopped meanwhile, and
 trainers delete checkpoints in between."""

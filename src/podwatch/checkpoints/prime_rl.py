@@ -1,27 +1,115 @@
-"""One prime-rl run: its command line by version (resume flags, target step, W&B continuity), its files other than the
-checkpoints, and the directory that it writes to.
+"""What no table can say of prime-rl: which version wrote a run, the W&B ids that continue it, and its run directory.
+
+Two layouts. A (v0.2 to v0.8.0): the trainer's tree ``checkpoints/step_N/trainer`` and the orchestrator's own below
+``run_default/``; a resume also needs ``run_default/broadcasts/step_N``. B (from 289562d2e, 2026-08): both halves in
+``checkpoints/step_N``, nothing else is needed. In B prime-rl nests every run in a directory of its own: output_dir must
+be that run directory. ``checkpoint_dir`` is prime-rl's ``ckpt.output_dir``: it moves only the trainer's half (and
+``weights``); the orchestrator's half is always below output_dir.
 """
 
 import heapq
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from podwatch.checkpoints.command import Command, positive
-from podwatch.checkpoints.command_table import ResumeRule, all_commands, command_of
-from podwatch.checkpoints.layout import SAVES, Concern, Recognition, Site
-from podwatch.checkpoints.step_names import is_plain_dir, newest_steps, step_names
+from podwatch.checkpoints.command_table import ResumeRule, command_of
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.places import is_plain_dir, listed
+from podwatch.checkpoints.resume import StartPoint, resume_command
+from podwatch.checkpoints.shapes import SAVES, Concern, ResumeCommand, Site
+from podwatch.checkpoints.table import TrainerTable
+from podwatch.checkpoints.templates import number_in
+from podwatch.checkpoints.trainer import all_trainers
 from podwatch.domain.run import is_id, valid_ids
 from podwatch.system.files import opened
+
+
+class PrimeRLLayout(Layout):
+    """One prime-rl run. Distinguishes A from B by the files on disk, else by the command and the trainer's source."""
+
+    _restored: frozenset[str] = frozenset()
+    """The parts of a checkpoint that is restored here."""
+
+    @property
+    def table(self) -> TrainerTable:
+        name = "prime-rl" if self.variant == "B" else "prime-rl-2025-nccl" if self._nccl else "prime-rl-2025"
+        return self.trainer.tables["prime-rl-sft" if self.sft else name]
+
+    @property
+    def variant(self) -> str:
+        """``A``, ``B``, or empty while nothing is written and nothing shows it."""
+        return self._known() or hints(self._configured, "").variant
+
+    def expect_parts(self, parts: Collection[str]) -> None:
+        """Only checkpoints of layout A store a broadcast; those of SFT have no orchestrator's half."""
+        self._restored = frozenset(parts) if "trainer" in parts else self._restored
+
+    @property
+    def sft(self) -> bool:
+        """Whether the run is supervised fine-tuning: by the command, or without one by the files on disk."""
+        if self._runs_prime_rl:
+            return self._runs_sft
+        restored = bool(self._restored) and "orchestrator" not in self._restored
+        return restored or _holds_sft(self.output_dir, self._checkpoints)
+
+    @cached_property
+    def _configured(self) -> Command:
+        return command_of(self.site)
+
+    @cached_property
+    def _runs_prime_rl(self) -> bool:
+        return runs_prime_rl(self._configured)
+
+    @cached_property
+    def _runs_sft(self) -> bool:
+        return bool(self.trainer.command.table_of(self._configured))
+
+    @cached_property
+    def _nccl(self) -> bool:
+        return broadcasts_by_nccl(self._configured)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return (self._place or self.output_dir) / "checkpoints"
+
+    def _known(self) -> str:
+        """The variant by the files on disk, else by what is restored. Only B has the orchestrator's half inside
+        checkpoints/, and B is newer than A."""
+        shared = self.output_dir / "checkpoints"
+        if any(is_plain_dir(step / "orchestrator") for step in _newest(shared)):
+            return "B"
+        if is_plain_dir(self.output_dir / "run_default"):
+            return "A"
+        if has_attempts(self.output_dir):
+            return "B"
+        return "" if "orchestrator" not in self._restored else "A" if "broadcast" in self._restored else "B"
+
+    def resume_command(
+        self, command: Sequence[str], step: int | None, override: str | Sequence[str], wandb: Mapping[str, str]
+    ) -> ResumeCommand:
+        checkpoint = None if step is None else self._checkpoints / f"step_{step}"
+        asked = self._command(command)
+        known = hints(asked, self._known())
+        more, environment = ((), {}) if step is None else wandb_continued(asked, wandb, known)
+        start = StartPoint(step, checkpoint, self.output_dir, self._checkpoints)
+        return resume_command(rule_of(known), asked, start, override, more=more, environment=environment)
+
+    def wandb_variables(self) -> tuple[str, ...]:
+        """From August 2026, and v0.6.0 to v0.8.0. Not WANDB_RUN_ID: versions with two W&B runs would both claim it."""
+        return ("PRL_RUN_ID", "WANDB_SHARED_RUN_ID")
+
+    def wandb_identity(self) -> Mapping[str, str]:
+        return wandb_identity(self.output_dir, self.variant)
+
 
 # -- command line ------------------------------------------------------------------------------------------------------
 
 _OLD = ("ckpt.resume_step", "trainer.ckpt.resume_step", "orchestrator.ckpt.resume_step")
 _NEW = ("--resume", "resume.step", "resume.dir", "run.name", "run.dir", "clean")
-WANDB_VARIABLES = ("PRL_RUN_ID", "WANDB_SHARED_RUN_ID")
-"""From August 2026, and v0.6.0 to v0.8.0. Not WANDB_RUN_ID: versions with two W&B runs would both claim it."""
 _RUN_LINK = re.compile(r"^(?:offline-)?run-\d{8}_\d{6}-(.+)$")
 
 
@@ -62,7 +150,8 @@ def hints(command: Command, seen: str) -> Hints:
 
 def rule_of(known: Hints) -> ResumeRule:
     """How this version resumes."""
-    rule = all_commands()["prime-rl" if known.new_flags else "prime-rl-2025"].resume
+    table = all_trainers()["prime-rl"].command
+    rule = table.resume if known.new_flags else table.variants[0].resume
     if known.variant:
         return rule
     return replace(
@@ -131,13 +220,9 @@ def _mentions(path: Path, word: str) -> bool:
 def looks_like_run(directory: Path) -> bool:
     """Whether it is a run directory as prime-rl creates it since 2026-08: each launch creates ``logs/attempt_N``, and a
     step directory below ``checkpoints/`` has the orchestrator's half or, for SFT, the trainer's."""
-    if has_attempts(directory):
-        return True
-    checkpoints = directory / "checkpoints"
-    return any(
-        is_plain_dir(checkpoints / f"step_{step}" / half)
-        for step in newest_steps(checkpoints)
-        for half in ("orchestrator", "trainer")
+    newest = _newest(directory / "checkpoints")
+    return has_attempts(directory) or any(
+        is_plain_dir(step / half) for step in newest for half in ("orchestrator", "trainer")
     )
 
 
@@ -146,36 +231,28 @@ def has_attempts(directory: Path) -> bool:
     return is_plain_dir(directory / "logs" / "attempt_1") or os.path.islink(directory / "logs" / "latest")  # noqa: PTH114
 
 
-def holds_sft(output_dir: Path, checkpoints: Path) -> bool:
+def _holds_sft(output_dir: Path, checkpoints: Path) -> bool:
     """Whether the newest steps were saved by supervised fine-tuning: a data loader's state, and no orchestrator."""
-    if is_plain_dir(output_dir / "run_default"):
-        return False
-    newest = [checkpoints / f"step_{step}" for step in newest_steps(checkpoints)]
-    if any(is_plain_dir(step / "orchestrator") for step in newest):
+    newest = _newest(checkpoints)
+    if is_plain_dir(output_dir / "run_default") or any(is_plain_dir(step / "orchestrator") for step in newest):
         return False
     return any(is_plain_dir(step / "trainer" / "dataloader") for step in newest)
 
 
+def _newest(checkpoints: Path) -> list[Path]:
+    """The directories of the highest steps; empty if they cannot be read."""
+    try:
+        steps = [
+            n for name in listed(checkpoints, files_too=False) if (n := number_in("step_{step}", name)) is not None
+        ]
+    except OSError:
+        return []
+    return [checkpoints / f"step_{step}" for step in heapq.nlargest(3, steps)]
+
+
 def runs_prime_rl(command: Command) -> bool:
     """Whether the command starts a program of prime-rl."""
-    return all_commands()["prime-rl"].recognised("prime-rl", command, certain=True) is not None
-
-
-def runs_sft(command: Command) -> bool:
-    """Whether the command is prime-rl's supervised fine-tuning, which has no orchestrator."""
-    return bool(all_commands()["prime-rl"].table_of(command))
-
-
-def on_disk(site: Site) -> Recognition | None:
-    """A run of prime-rl in output_dir."""
-    checkpoints = (site.checkpoint_dir or site.output_dir) / "checkpoints"
-    for step in heapq.nlargest(3, step_names(checkpoints)):
-        for half in ("orchestrator", "trainer"):
-            if is_plain_dir(checkpoints / f"step_{step}" / half):
-                return Recognition("prime-rl", f"checkpoints/step_{step} contains {half}/", certain=True)
-    if is_plain_dir(site.output_dir / "run_default"):
-        return Recognition("prime-rl", "run_default/ exists", certain=True)
-    return None
+    return all_trainers()["prime-rl"].command.recognised("prime-rl", command, certain=True) is not None
 
 
 # -- run directory -----------------------------------------------------------------------------------------------------
@@ -209,7 +286,7 @@ def run_directory(command: Command, output_dir: Path | None = None) -> RunDirect
     return RunDirectory(Path(os.path.normpath((command.cwd or Path("/")) / base)), name)
 
 
-def concerns(site: Site) -> tuple[Concern, ...]:
+def concerns_of_run(site: Site) -> tuple[Concern, ...]:
     """Reports a run directory that a resume cannot find, and a run that saves nothing."""
     command = command_of(site)
     if not runs_prime_rl(command) or any(program.passes for program in command.programs):
