@@ -170,9 +170,12 @@ def test_an_end_that_cannot_be_recorded_is_recorded_later(tmp_path: Path, monkey
             await until(lambda: len(calls) >= 4)
             kept = await now.journal.run(Journal.learned, hook_runner.key_of("eval"))
             assert (kept["running"], kept["done"]) == ([], ["checkpoint:5:s5"])
+            now.saved(10)
+            assert await now.hooks.owed(), "the end of a run waits again, once the state can be recorded"
+            await until(lambda: len(pod.events) == 2)
 
     asyncio.run(main())
-    assert len(pod.ran()) == 1
+    assert len(pod.ran()) == 2
 
 
 @pytest.mark.slow

@@ -36,6 +36,11 @@ def places(root: Path) -> list[tuple[Path, str]]:
     return [(root, "vllm-*"), (root, "torchelastic_*")]
 
 
+def clear_stale(uid: int, since: float, where: list[tuple[Path, str]]) -> tuple[Path, ...]:
+    """As a start does it."""
+    return stale_files.remove_stale(stale_files.find_stale(uid, since, where).stale, uid)
+
+
 def test_only_what_is_ours_young_and_unused_goes(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("t")  # short: a socket's path holds 108 bytes
     me, start = os.geteuid(), time.time() - 50
@@ -63,17 +68,17 @@ def test_only_what_is_ours_young_and_unused_goes(tmp_path: Path, tmp_path_factor
         if found.unseen:
             pytest.skip("processes here may not be looked into")
         assert {p.name for p in found.held} == {"vllm-open", "vllm-mapped", "vllm-sock", "torchelastic_used"}
-        gone = stale_files.clear_stale(me, start, places(root))
+        gone = clear_stale(me, start, places(root))
         assert {p.name for p in gone} == {"vllm-stale", "torchelastic_stale"}
         assert (root / "keep-me").exists()
         assert (root / "vllm-link").is_symlink()
         assert (root / "vllm-old").exists()
     finally:
         holder.communicate("")
-    assert {p.name for p in stale_files.clear_stale(me, start, places(root))} == {
+    assert {p.name for p in clear_stale(me, start, places(root))} == {
         "vllm-open", "vllm-mapped", "vllm-sock", "torchelastic_used"
     }  # fmt: skip
-    assert stale_files.clear_stale(me, time.time() + 60, places(root)) == ()
+    assert clear_stale(me, time.time() + 60, places(root)) == ()
 
 
 def test_where_one_process_cannot_be_looked_into_nothing_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +86,7 @@ def test_where_one_process_cannot_be_looked_into_nothing_goes(tmp_path: Path, mo
     monkeypatch.setattr(stale_files.procfs, "open_files", lambda pid: None if pid == os.getpid() else {})
     found = stale_files.find_stale(os.geteuid(), 0.0, places(tmp_path))
     assert found.unseen
-    assert stale_files.clear_stale(os.geteuid(), 0.0, places(tmp_path)) == ()
+    assert clear_stale(os.geteuid(), 0.0, places(tmp_path)) == ()
     assert (tmp_path / "vllm-x").exists()
 
 
@@ -135,9 +140,9 @@ def test_they_are_removed_with_the_rights_of_their_user(tmp_path: Path) -> None:
     own(stale, T)
     os.chown(stale / "closed", 0, 0)
     tmp_path.chmod(0o1777)
-    assert stale_files.clear_stale(T, time.time() - 60, [(tmp_path, "vllm-*")]) == ()
+    assert clear_stale(T, time.time() - 60, [(tmp_path, "vllm-*")]) == ()
     assert (stale / "closed" / "file").exists()
     own(stale, T)
     if stale_files.find_stale(T, time.time() - 60, [(tmp_path, "vllm-*")]).unseen:
         pytest.skip("processes here may not be looked into")
-    assert stale_files.clear_stale(T, time.time() - 60, [(tmp_path, "vllm-*")]) == (stale,)
+    assert clear_stale(T, time.time() - 60, [(tmp_path, "vllm-*")]) == (stale,)

@@ -14,7 +14,8 @@ from podwatch.store.documents import RunPointer, SaveManifest
 from podwatch.store.interfaces import Author
 from podwatch.store.inventory import take_inventory
 from podwatch.store.lease import Lease
-from podwatch.store.lease_rules import CONFIRMED_SECONDS, LATE_SECONDS, REQUEST_SECONDS, LeaseTiming
+from podwatch.store.lease_rules import CONFIRMED_SECONDS, LATE_SECONDS, LeaseTiming
+from podwatch.store.objects.base import SMALL_SECONDS
 from podwatch.store.objects.errors import LeaseUnsettled, StoreOutage
 from podwatch.store.publish import LeaseLost, PiecesMissing, Publisher
 from tests.support.memory_objects import AUTHOR, KEYS, MemoryObjects, intent_of, send
@@ -94,7 +95,7 @@ def world() -> World:
 
 def test_the_claim_wait_is_longer_than_all_that_a_former_holder_can_still_do() -> None:
     """It confirms, begins a request within the time of that, and the store carries it out late."""
-    assert LeaseTiming().claim_wait > CONFIRMED_SECONDS + REQUEST_SECONDS + LATE_SECONDS
+    assert LeaseTiming().claim_wait > CONFIRMED_SECONDS + SMALL_SECONDS + LATE_SECONDS
     assert SyncSettings().claim_wait == LeaseTiming().claim_wait
 
 
@@ -103,7 +104,7 @@ def test_a_pod_publishes_only_after_the_claim_wait() -> None:
     lease = Lease(Pod("me", "machine", "boot", "place", "pod"), KEYS, pod, pod)
     publisher = Publisher(store, KEYS, lease, pod)
     assert lease.update(store).act is LeaseAction.SETTLE
-    pod.now += CONFIRMED_SECONDS + REQUEST_SECONDS + LATE_SECONDS
+    pod.now += CONFIRMED_SECONDS + SMALL_SECONDS + LATE_SECONDS
     with pytest.raises(LeaseUnsettled):
         publisher.publish(*send(store, intent_of(5, "s1")), AUTHOR)
     assert not any("pointers" in key or "manifest" in key for key in store.data)

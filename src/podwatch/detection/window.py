@@ -56,9 +56,6 @@ class Window:
         return self.armed and self.lasts(seconds) and self.samples >= samples
 
 
-UNSEEN = Window()
-
-
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The interval between a sensor's readings, learned from the readings."""

@@ -139,11 +139,10 @@ class HookLine:
         self.running = ""
         self.reading: int | None = None
         """The step of the run in progress, whose checkpoint the command possibly reads."""
-        self._at_work = self._stuck = False
-        """Whether an occasion is being run, retries included; whether none can be, because its run cannot be
-        recorded."""
+        self._at_work = False
+        """An occasion is being run, retries included."""
         self._unsaved = False
-        """The state could not be recorded: it is tried again, so that the next podwatch repeats nothing."""
+        """The state could not be recorded: nothing is run until it is, so that the next podwatch repeats nothing."""
         self._cursor = self._read_to = 0
         self._pending: tuple[Occasion, ...] = ()
         self._begun: dict[str, Occasion] = {}
@@ -176,8 +175,11 @@ class HookLine:
         failures = self.failures if failures is None else failures
         # The newest successes are remembered: an event that is reported again is not run again.
         kept = Kept(self._cursor, failures, self.why, tuple(self._done[-50:]), running)
-        self._unsaved = True
-        await self._desk.journal.run(Journal.record, key_of(self.hook.name), kept.to_json())
+        try:
+            await self._desk.journal.run(Journal.record, key_of(self.hook.name), kept.to_json())
+        except HostError:
+            self._unsaved = True
+            raise
         self._unsaved = False
 
     # -- work
@@ -199,9 +201,7 @@ class HookLine:
                     await self.run(one, rest)
                 finally:
                     self._at_work = False
-                self._stuck = False
             except PodwatchError:
-                self._stuck = True
                 await self._desk.clock.sleep(JOURNAL_PAUSE)
             except Exception as error:  # an error here must not end the hook for good
                 self.failures, self.why = max(self.failures, FAILING_AFTER), f"internal error: {error!r}"[:200]
@@ -211,7 +211,7 @@ class HookLine:
         """The occasion that runs or is to be run, as text; empty if none is, or none can be."""
         with contextlib.suppress(PodwatchError):
             await self._gather()
-        if self._stuck or not (self._at_work or self._pending):
+        if self._unsaved or not (self._at_work or self._pending):
             return ""
         return f"the hook {self.hook.name}"
 

@@ -56,14 +56,9 @@ def find_stale(uid: int, since: float, places: Sequence[tuple[Path, str]] | None
     return StaleFiles(stale, held, unseen)
 
 
-def clear_stale(uid: int, since: float, places: Sequence[tuple[Path, str]] | None = None) -> tuple[Path, ...]:
-    """Remove stale files; return those that are gone. Blocks. Never raises for a file that cannot be removed."""
-    return remove_stale(find_stale(uid, since, places).stale, uid)
-
-
 def remove_stale(paths: Iterable[Path], uid: int) -> tuple[Path, ...]:
     """Remove ``paths``, which ``find_stale`` has just found, with the rights of that user; return those that are
-    gone."""
+    gone. Blocks. Never raises for a file that cannot be removed."""
     with applied(rights_of(uid) if os.geteuid() == 0 and uid > 0 else None):
         return _removed(paths)
 

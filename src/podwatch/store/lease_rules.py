@@ -13,8 +13,6 @@ from podwatch.domain.lease import CLAIM_WAIT_SECONDS, GONE, Beat, Claim, Control
 
 CONFIRMED_SECONDS = 30.0
 """How long a confirmation is valid, by a clock that runs during suspend: a write that rests on it begins within it."""
-REQUEST_SECONDS = 60.0
-"""Timeout of a small request, its repetitions included."""
 LATE_SECONDS = 30.0
 """For so long after its client gave up, a store can still carry a request out, or list what was there before."""
 LEAST_BEATS = 1.5
