@@ -39,7 +39,7 @@ ELSEWHERE = {
     FindingKind.MEMORY_LOW: {"critical", "warning"},
     FindingKind.SHM_LOW: {"critical", "warning"},
 }
-"""Severities that are computed: policy/lost_saves.py, recovery/restart.py, detection/verdict.py, detection/warnings.py.
+"""Severities that are computed: policy/lost_saves.py, recovery/decide.py, detection/verdict.py, detection/warnings.py.
 """
 RESTARTED = frozenset(DEATHS)
 
@@ -70,12 +70,27 @@ def _raised() -> Iterator[tuple[str, set[str]]]:
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for call in ast.walk(function):
+                if isinstance(call, ast.Call) and _called(call) == "Decision":
+                    yield from _decided(call, function)
                 if not isinstance(call, ast.Call) or _called(call) not in RAISED or not call.args:
                     continue
                 rest = [*call.args[1:], *(word.value for word in call.keywords)]
                 written = set().union(*(_names(node, "Severity") for node in rest)) if rest else set()
                 for kind in _names(call.args[0], "FindingKind"):
                     yield kind, written or _names(function, "Severity")
+
+
+def _decided(call: ast.Call, function: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    """The same of a decision about training, which is critical unless it says otherwise."""
+    words = {word.arg: word.value for word in call.keywords}
+    if "kind" not in words:
+        return
+    kinds = _names(words["kind"], "FindingKind") or _names(function, "FindingKind")
+    written = {"CRITICAL"}
+    if "severity" in words:
+        written = _names(words["severity"], "Severity") or _names(function, "Severity")
+    for kind in kinds:
+        yield kind, written
 
 
 @cache

@@ -105,6 +105,8 @@ def test_a_wait_for_the_end_of_training_ends_with_it_or_with_the_request(rig: Ri
     running(daemon, rig, step=5)
     rig.order(wait=True)
     daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    newest = rig.saved[-1]  # known before the request: else it is the next save that the stop waits for
+    daemon.wait_for(lambda: status(daemon)["checkpoints"]["newest_complete_step"] == newest, 30, "a set")
     words = ("stop-training", "--after-save", "--wait")
     with ThreadPoolExecutor() as beside:
         waits = beside.submit(daemon.command, *words)
@@ -149,6 +151,8 @@ def test_training_that_finishes_after_podwatch_was_killed_while_a_stop_waited(ri
     daemon.wait_for(lambda: log_is_journaled(rig), 20, "how far the log is read goes to the journal")
     rig.order(wait=True)
     daemon.wait_for((rig.control / "waits").exists, 20, "the trainer stands between two steps")
+    newest = rig.saved[-1]  # known before the request: else it is the next save that the stop waits for
+    daemon.wait_for(lambda: status(daemon)["checkpoints"]["newest_complete_step"] == newest, 30, "a set")
     assert daemon.command("stop-training", "--after-save").returncode == 0
     daemon.stop(signal.SIGKILL)
     rig.order(finish=True)

@@ -58,7 +58,7 @@ def test_it_never_steps_back_because_the_trainer_ignored_its_argument(rig: Rig, 
     begins_wrong(rig, daemon, newest, below)
     daemon.wait_for(lambda: len(rig.starts) > 2 or settled(daemon), 60, "what follows is decided")
     assert set(steps_of(rig)) == {None, newest}
-    assert quarantines(daemon) == {}
+    assert newest not in {step for steps in quarantines(daemon).values() for step in steps}
     assert newest in rig.saved
     assert newest_pointer(elsewhere)["step"] == newest
 

@@ -61,7 +61,7 @@ def test_everything_follows_the_operators_new_line(rig: Rig, elsewhere: Path, re
         assert {step for step, (held, _) in asked.items() if held} == {s for s in asked if s > base}
         assert [step for step, (_, newest) in asked.items() if newest] == [base]
         daemon.start()
-        daemon.wait_event("trainer-attached", 60, after=seen_before)
+        daemon.wait_event("trainer-adopted", 60, after=seen_before)
         assert not [e for e in daemon.events()[seen_before:] if e["podwatch_event"] == "lineage-opened"]
         assert status(daemon)["checkpoints"]["newest_complete_step"] == base
     rig.obey()

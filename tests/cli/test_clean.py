@@ -131,7 +131,6 @@ async def test_the_record_of_another_run_is_replaced(world: World) -> None:  # n
 
 async def test_a_step_refused_in_the_old_line_is_not_refused_in_the_new_one(world: World) -> None:  # noqa: F811
     from podwatch.recovery import Phase
-    from podwatch.recovery.clean import request_clean
 
     world.settings_extra = {"recovery": {"retry_after_give_up": 0}}
     first = Podwatch(world)
@@ -141,7 +140,7 @@ async def test_a_step_refused_in_the_old_line_is_not_refused_in_the_new_one(worl
     first.recovery.context.note(refused={15: "resumed wrong from step 15"})
     world.save(15)
     world.start_error = ""
-    await request_clean(first.recovery)
+    await first.recovery.requests.clean()
     await first.until(Phase.CONFIRMING)
     assert world.plans[-1].step is None
     assert not (world.output / "checkpoints/step_15").exists()

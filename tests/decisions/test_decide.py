@@ -69,6 +69,7 @@ PAUSED = {"pause": Pause(WALL - 5)}
 STOPPING = {"stopping": Stopping("s1", "the engine died")}
 RESTART = (finding(Verdict.RESTART),)
 DUE = PendingEvaluation("step 40", due=True)
+IDLE = PendingEvaluation("step 40", due=True, idle=True)
 IN_STORE = StoredCheckpoint(45, "r45", "b", 1, 1)
 SUPERSEDED = leased(LeaseAction.SUPERSEDED, "pod b has taken the run over", stop=True)
 
@@ -86,7 +87,7 @@ CASES: dict[str, Case] = {
     "an_operator_started_a_trainer": Case({"search": searched(tree())}),
     "something_may_train_already": Case({"search": searched(tree(answer=TreeAnswer.WAIT, trains=False))}),
     "its_operator_may_start_it_again": Case({"trainer": DEAD}),
-    "an_evaluation_runs": Case({"evaluation": DUE}, {"evaluation": "step 40"}),
+    "an_evaluation_runs": Case({"evaluation": IDLE}, {"evaluation": "step 40"}),
     "no_training_is_wanted": Case({}, STOPPED),
     "the_run_is_held_elsewhere": Case({"store": leased(LeaseAction.WATCH, "pod b may train this run")}),
     "the_next_try_is_not_due": Case({}, {"next_try_wall": WALL + 30}),
@@ -178,11 +179,6 @@ def test_what_cannot_be_recorded_is_not_done() -> None:
     assert unwritable.decision.phase is Phase.BLOCKED
 
 
-def test_a_pause_during_an_evaluation_does_not_keep_training_down() -> None:
-    evaluating = Case({}, {**PAUSED, "evaluation": "step 40"})
-    assert isinstance(evaluating.decision.action, Start)
-
-
 def test_a_trainer_that_an_operator_started_after_the_run_was_lost_is_theirs() -> None:
     lost = Case({"trainer": OURS, "store": SUPERSEDED})
     assert isinstance(lost.decision.action, Stop)
@@ -269,20 +265,17 @@ def test_a_trainer_that_lives_is_watched(trainer: Trainer, run: dict[str, Any], 
     assert (decision.phase, decision.rests) == (phase, True)
 
 
-def test_an_end_is_counted_once_and_only_if_nobody_wanted_it() -> None:
-    record = RecordEnd("s1", DEAD.ended_wall)
+def test_an_end_is_counted_only_if_nobody_wanted_it() -> None:
     assert Case({"trainer": DEAD}, findings=RESTART).decision.edit == Count("s1", RESTART[0])
-    assert Case({"trainer": DEAD}, STOPPING, RESTART).decision.edit == record
-    assert Case({"trainer": DEAD}, STOPPED, RESTART).decision.edit == record
-    counted = {"starts": (GUARD, replace(LAST, counted=True))}
-    assert Case({"trainer": DEAD}, counted, RESTART).decision.edit == record
+    assert Case({"trainer": DEAD}, STOPPING, RESTART).decision.action == Stop("s1", "the engine died")
+    assert isinstance(Case({"trainer": DEAD}, STOPPED, RESTART).decision.action, Stop)
 
 
 def test_an_end_that_nothing_explains_is_counted_late() -> None:
     late = replace(DEAD, ended_at=AT - JUDGE_SECONDS)
     assert Case({"trainer": DEAD}).decision.rests
     assert isinstance(Case({"trainer": late}).decision.edit, Count)
-    assert isinstance(Case({"trainer": late}, STOPPED).decision.edit, RecordEnd)
+    assert isinstance(Case({"trainer": late}, STOPPED).decision.action, Stop)
     waits = finding(Verdict.RESTART, confirmed=False, suggestion="podwatch restarts training in 90 s")
     assert Case({"trainer": late}, findings=(waits,)).decision.rests
 
@@ -349,7 +342,7 @@ def test_an_evaluation_of_stopped_training_runs_and_then_training_starts() -> No
     runs = CASES["an_evaluation_runs"]
     assert runs.decision.action == Evaluate("step 40")
     assert isinstance(Case({"evaluation": None}).over(runs).decision.action, Start)
-    idle = Case({"evaluation": DUE}, FINISHED)
+    idle = Case({"evaluation": IDLE}, FINISHED)
     assert idle.decision.action == Evaluate("step 40")
     assert Case({"evaluation": PendingEvaluation("step 40")}, FINISHED).decision.rests
     assert Case({"store": SUPERSEDED}).over(runs).decision.rests
@@ -386,7 +379,7 @@ def test_a_wait_for_the_next_try_ends_and_does_not_hide_a_question() -> None:
     leaves = Case({}, {**gave_up, "next_try_wall": WALL - 1}, settings={"recovery": {"on_give_up": "exit"}})
     assert leaves.decision.phase is Phase.GAVE_UP
     wrong = {"refused": {40: "it reported step 3"}, "next_try_wall": WALL + 30}
-    assert "podwatch start --step N" in Case({}, wrong).decision.fix
+    assert "podwatch start --step 40" in Case({}, wrong).decision.fix
 
 
 def test_a_start_needs_a_command_and_a_policy_that_allows_it() -> None:
@@ -412,7 +405,7 @@ def test_a_start_waits_for_the_gpus_and_names_what_holds_them() -> None:
 
 def test_a_wrong_resume_is_never_a_step_back() -> None:
     wrong = Case({"checkpoints": (saved(30), saved(40))}, {"refused": {40: "it reported step 3"}})
-    assert (wrong.decision.rests, wrong.decision.kind) == (True, FindingKind.BLOCKED)
+    assert (wrong.decision.rests, wrong.decision.kind) == (True, FindingKind.RESUMED_WRONG)
     assert isinstance(Case({}, {"wanted": 40}).over(wrong).decision.action, Start)
     assert isinstance(Case({}, {"refused": {}}).over(wrong).decision.action, Start)
 
@@ -430,6 +423,7 @@ def test_a_wrong_resume_is_never_a_step_back() -> None:
         ({"checkpoints": (), "doubt": "run.json cannot be read"}, {}, True),
         ({"checkpoints": (saved(40), saved(50, ours=False)), "doubt": "no run.json"}, {}, True),
         ({"unreadable": "Permission denied"}, {}, True),
+        ({"question": ("no inspection gave an answer", "`podwatch start --step N`")}, {}, True),
         ({"checkpoints": (saved(40), saved(45, completeness=Completeness.WRITING, unanswered=3))}, {}, True),
         ({"checkpoints": (saved(40), saved(45, completeness=Completeness.WRITING, unanswered=1))}, {}, False),
     ],
@@ -640,7 +634,7 @@ def test_a_podwatch_that_leaves_or_only_watches_acts_on_nothing(case: Case) -> N
         assert decision.edit is None
     finishes = isinstance(action, Stop) and run.stopping is not None and run.stopping.start_id == action.start_id
     held_back = run.pause is not None or now.settings.mode == "observe"
-    asked = run.requested or (bool(run.evaluation) and now.ours is None)
+    asked = run.requested
     if now.facts.leaving is None and not finishes and ((held_back and not asked) or now.facts.unwritable):
         assert action is None or isinstance(action, Attach)
         assert decision.edit is None
@@ -654,10 +648,8 @@ def effect(now: Now, decision: Decision) -> Facts:
     facts, run = now.facts, now.run
     gone = replace(facts, trainer=None, free_since=AT, search=searched(at=AT), held=held(at=AT))
     match decision.action or decision.edit:
-        case Stop(start_id, why, evaluation):
-            dead = replace(facts.trainer or OURS, lives=False, ended_wall=WALL, ended_at=AT)
-            stopping = Stopping(start_id, why)
-            return replace(facts, trainer=dead, run=replace(run, stopping=stopping, evaluation=evaluation))
+        case Stop(_, _, evaluation):
+            return replace(gone, run=recorded(run, facts, stopping=None, evaluation=evaluation))
         case Finish():
             run = recorded(run, facts, desired=Desired.FINISHED, stopping=None, requested=False)
             return replace(gone, run=run)
@@ -683,9 +675,7 @@ def effect(now: Now, decision: Decision) -> Facts:
             return replace(gone, run=recorded(run, facts, stopping=None))
         case Count(start_id, _):
             run = replace(run.with_start(start_id, counted=True), next_try_wall=WALL + 10)
-            if now.ours is not None:
-                return replace(facts, run=replace(run, stopping=Stopping(start_id, "failed")))
-            return replace(gone, run=recorded(run, facts))
+            return replace(facts, run=replace(run, stopping=Stopping(start_id, "failed")))
         case WantStop(_, above):
             return replace(facts, run=replace(run, desired=Desired.STOPPED, stop_above=above))
     raise AssertionError(decision)

@@ -11,11 +11,13 @@ import pytest
 
 from podwatch.daemon.status_view import recovery_view
 from podwatch.domain.event import EventName
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.snapshot import Desired
-from podwatch.recovery import Phase, stop_for_evaluation
-from podwatch.recovery.stop_for_evaluation import Outcome
+from podwatch.recovery import Phase
+from podwatch.recovery import perform as stop_for_evaluation
+from podwatch.recovery.perform import Outcome
 from tests.drivers.detection import judging
 from tests.support.recovery_world import GIB, Killed, Killer, Podwatch, World, death, finished
 
@@ -79,7 +81,7 @@ async def test_stop_evaluate_start_without_an_incident_or_budget(world: World) -
         assert (state.detail, state.step) == ("training is stopped to evaluate step 15", 15)
 
     work = Work(world, look)
-    assert await podwatch.recovery.evaluating.run(work) == Outcome(stopped=True)
+    assert await podwatch.recovery.requests.evaluate(work) == Outcome(stopped=True)
     await podwatch.until(Phase.CONFIRMING)
     assert (work.seen, work.ended) == ([0], ["whole"])
     assert shown == [("evaluating", Desired.STOPPED, False)], "no detector judges it, and pruning continues"
@@ -108,7 +110,7 @@ async def test_work_that_fails_or_hangs_costs_no_training(
     monkeypatch.setattr(stop_for_evaluation, "WATCH_SECONDS", 0.01)
     podwatch = await running(world)
     work = Work(world, act)
-    asked = asyncio.ensure_future(podwatch.recovery.evaluating.run(work))
+    asked = asyncio.ensure_future(podwatch.recovery.requests.evaluate(work))
     while not work.seen:
         await asyncio.sleep(0.002)
     world.clock.advance(7201.0)
@@ -138,7 +140,7 @@ async def test_work_that_ignores_its_end_delays_training_by_a_bounded_time(
 
     podwatch = await running(world)
     work = Work(world, deaf)
-    asked = asyncio.ensure_future(podwatch.recovery.evaluating.run(work))
+    asked = asyncio.ensure_future(podwatch.recovery.requests.evaluate(work))
     while not work.seen:
         await asyncio.sleep(0.002)
     world.clock.advance(7201.0)
@@ -156,7 +158,7 @@ async def test_memory_that_the_evaluation_leaves_is_waited_for(world: World) -> 
     async def leaves() -> None:
         world.gpu_used = 60 * GIB
 
-    assert (await podwatch.recovery.evaluating.run(Work(world, leaves))).stopped
+    assert (await podwatch.recovery.requests.evaluate(Work(world, leaves))).stopped
     await podwatch.until_phase(Phase.BLOCKED)
     assert "gpu0 holds 60.0 GiB" in podwatch.recovery.state.detail
     assert world.alive() == []
@@ -172,7 +174,7 @@ async def test_gpus_that_are_not_free_after_the_stop_cost_the_evaluation_only(wo
     podwatch = await running(world)
     world.gpu_used = 60 * GIB  # of the trainer, until it is seen to be gone
     work = Work(world)
-    asked = asyncio.ensure_future(podwatch.recovery.evaluating.run(work))
+    asked = asyncio.ensure_future(podwatch.recovery.requests.evaluate(work))
     outcome = await asked
     assert (outcome.stopped, work.seen) == (True, [])
     assert "gpu0 holds 60.0 GiB" in outcome.why_not
@@ -184,7 +186,7 @@ async def test_gpus_that_are_not_free_after_the_stop_cost_the_evaluation_only(wo
 
 async def in_the_middle(world: World, podwatch: Podwatch) -> tuple[Work, "asyncio.Future[Outcome]"]:
     work = Work(world, forever)
-    asked = asyncio.ensure_future(podwatch.recovery.evaluating.run(work))
+    asked = asyncio.ensure_future(podwatch.recovery.requests.evaluate(work))
     while not work.seen:
         await asyncio.sleep(0.002)
     return work, asked
@@ -221,11 +223,13 @@ async def test_a_pause_ends_it_and_the_start_waits_for_the_end_of_the_pause(
     monkeypatch.setattr(stop_for_evaluation, "WATCH_SECONDS", 0.01)
     podwatch = await running(world)
     work, asked = await in_the_middle(world, podwatch)
-    podwatch.recovery.context.pause(True)
+    podwatch.recovery.context.pausing = True
+    podwatch.recovery.wake()
     assert await asked == Outcome("podwatch is paused", stopped=True)
     await podwatch.until_phase(Phase.PAUSED)
     assert (work.ended, world.alive()) == (["cancelled"], [])
-    podwatch.recovery.context.pause(False)
+    podwatch.recovery.context.pausing = False
+    podwatch.recovery.wake()
     await podwatch.until(Phase.CONFIRMING)
     await podwatch.leave()
 
@@ -236,7 +240,7 @@ async def test_a_trainer_that_an_operator_starts_meanwhile_is_taken_over(world: 
     async def by_hand() -> None:
         world.person_starts()
 
-    assert (await podwatch.recovery.evaluating.run(Work(world, by_hand))).stopped
+    assert (await podwatch.recovery.requests.evaluate(Work(world, by_hand))).stopped
     await podwatch.until(Phase.ATTACHED)
     assert len(world.alive()) == 1
     assert len(world.plans) == 1
@@ -247,6 +251,9 @@ class Lease:
     def __init__(self) -> None:
         self.decision = Decision(LeaseAction.HOLD, publish=True)
 
+    def status(self) -> StoreFacts:
+        return StoreFacts(lease=self.decision)
+
 
 async def test_a_run_that_another_pod_takes_over_meanwhile_is_not_started(
     world: World, monkeypatch: pytest.MonkeyPatch
@@ -256,6 +263,7 @@ async def test_a_run_that_another_pod_takes_over_meanwhile_is_not_started(
     podwatch = await running(world, lease=lease)
     work, asked = await in_the_middle(world, podwatch)
     lease.decision = Decision(LeaseAction.SUPERSEDED, "pod b trains this run", stop=True)
+    podwatch.recovery.wake()
     assert (await asked).why_not == "pod b trains this run"
     await podwatch.until(Phase.STOPPED)
     assert (work.ended, world.alive()) == (["cancelled"], [])
@@ -267,7 +275,7 @@ async def test_a_run_that_another_pod_takes_over_meanwhile_is_not_started(
 
 async def refused(podwatch: Podwatch, why: str) -> None:
     work = Work(podwatch.world)
-    outcome = await podwatch.recovery.evaluating.run(work)
+    outcome = await podwatch.recovery.requests.evaluate(work)
     assert not outcome.stopped
     assert why in outcome.why_not
     assert work.seen == []
@@ -277,9 +285,9 @@ async def test_training_is_not_stopped_while_something_speaks_against_it(world: 
     lease = Lease()
     podwatch = await running(world, lease=lease)
     recovery, tools = podwatch.recovery, podwatch.recovery.context.tools
-    recovery.context.pause(True)
+    recovery.context.pausing = True
     await refused(podwatch, "podwatch is paused")
-    recovery.context.pause(False)
+    recovery.context.pausing = False
     lease.decision = Decision(LeaseAction.SUPERSEDED, "pod b may train this run")
     await refused(podwatch, "pod b may train")
     lease.decision = Decision(LeaseAction.HOLD, publish=True)
@@ -338,7 +346,7 @@ async def test_without_training_it_runs_on_the_free_gpus(world: World, phase: Ph
         await podwatch.recovery.requests.stop()
     await podwatch.until(phase)
     detail = podwatch.recovery.state.detail
-    assert podwatch.recovery.evaluating.idle
+    assert podwatch.recovery.requests.idle
     world.gpu_used = 60 * GIB
     await refused(podwatch, "gpu0 holds 60.0 GiB")
     world.gpu_used = 0
@@ -348,7 +356,7 @@ async def test_without_training_it_runs_on_the_free_gpus(world: World, phase: Ph
         assert podwatch.recovery.state.detail.endswith("; evaluating step 15")
         assert not podwatch.recovery.state.acting
 
-    assert await podwatch.recovery.evaluating.run(Work(world, look)) == Outcome()
+    assert await podwatch.recovery.requests.evaluate(Work(world, look)) == Outcome()
     await podwatch.until(phase)
     assert podwatch.recovery.state.detail == detail
     assert (world.alive(), len(world.plans)) == ([], 1)
@@ -381,7 +389,7 @@ async def one_kill(root: Path, target: int) -> tuple[bool, bool]:
             inside = False
 
         struck = False
-        task = asyncio.ensure_future(victim.recovery.evaluating.run(Work(world, work)))
+        task = asyncio.ensure_future(victim.recovery.requests.evaluate(Work(world, work)))
         try:
             await victim.until(Phase.CONFIRMING)
         except Killed:

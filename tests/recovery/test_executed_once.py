@@ -8,7 +8,6 @@ import pytest
 from podwatch.domain.errors import HostError
 from podwatch.domain.snapshot import Desired
 from podwatch.recovery import Phase
-from podwatch.recovery.clean import request_clean
 from tests.support.recovery_world import Killed, Killer, Podwatch, World
 
 KILLS = 12
@@ -76,7 +75,7 @@ async def test_existing_checkpoints_are_adopted_once_and_not_again_after_a_clean
     assert first.recorded().adopted
     await first.recovery.requests.stop()
     await first.until(Phase.STOPPED)
-    await request_clean(first.recovery)
+    await first.recovery.requests.clean()
     assert not first.recorded().adopted
     await first.leave()
     again = Podwatch(world)
@@ -95,10 +94,9 @@ async def test_a_stop_is_recorded_whole(world: World) -> None:
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.CONFIRMING)
-    start_id = podwatch.recovery.context.watched
-    podwatch.killer.at = "look"  # the first thing after the record
+    podwatch.killer.at = "after record"
     with pytest.raises(Killed):
         await podwatch.recovery.requests.stop()
     found = podwatch.recorded()
-    assert (found.desired, found.stop_of, found.stop_requested_for) == (Desired.STOPPED, start_id, start_id)
+    assert (found.desired, found.requested) == (Desired.STOPPED, True)
     await podwatch.die()

@@ -32,6 +32,6 @@ def test_a_step_of_a_start_that_was_counted_as_failed_takes_nothing_back(counted
         tools=SimpleNamespace(clock=clock, settings=settings),
     )  # fmt: skip
     snapshot = SimpleNamespace(trainer=SimpleNamespace(value=None), at=1000.0)
-    Confirmation(cast(Any, context), cast(Any, None), cast(Any, None)).watch(cast(Any, snapshot), ALONE)
+    Confirmation(cast(Any, context)).watch(cast(Any, snapshot), ALONE)
     assert run.history.gave_up is gave_up
     assert [f.kind for f in context.notes.all if f.kind is FindingKind.GAVE_UP] == []

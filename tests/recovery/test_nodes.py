@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.recovery import Phase
-from podwatch.recovery.resume_point import files_of
+from podwatch.recovery.start import files_of
 from tests.support.recovery_nodes import Attempt, Side, leave_all, two_worlds
 from tests.support.recovery_world import FlatLayout, Podwatch, World
 

@@ -14,7 +14,6 @@ from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.domain.snapshot import Desired
 from podwatch.recovery import Phase, quarantine
-from podwatch.recovery.clean import request_clean
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 
@@ -159,7 +158,7 @@ async def test_clean_moves_nothing_beside_it(world: World) -> None:
     podwatch, candidate = await waiting(world)
     before = world.contents()
     with pytest.raises(Busy, match=str(candidate.launcher.pid)):
-        await request_clean(podwatch.recovery)
+        await podwatch.recovery.requests.clean()
     assert world.contents() == before
     await podwatch.leave()
 

@@ -15,10 +15,10 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.outcome import ENDS_ON_ITS_OWN
 from podwatch.domain.process import ExitStatus, ProcessIdentity, TreeAnswer, attached_id
+from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.recovery import Phase, gpus_and_ports_free
-from podwatch.recovery.stop import stopping
-from podwatch.trainer.base import CannotExecute, Look, StopReport, TrainerHandle
+from podwatch.trainer.base import CannotExecute, Look, StopReport
 from tests.drivers.detection import judging
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished
@@ -31,7 +31,7 @@ async def turns(podwatch: Podwatch, seconds: float = 40.0) -> None:
     end = podwatch.world.clock.now + seconds
     while podwatch.world.clock.now < end:
         podwatch.see()
-        while podwatch.recovery.runner.acting:
+        while podwatch.recovery.acting:
             await asyncio.sleep(0.001)
 
 
@@ -124,7 +124,7 @@ async def test_several_are_told_and_one_is_taken_at_a_persons_word(world: World)
     assert notes(podwatch) == [(FindingKind.AMBIGUOUS_TRAINERS, Severity.CRITICAL)]
     started = await podwatch.recovery.requests.start()
     assert [c.launcher.pid for c in started.choose_from] == [first.launcher.pid, second.launcher.pid]
-    assert (podwatch.recovery.desired, podwatch.recovery.runner.acting) == (Desired.STOPPED, False)
+    assert (podwatch.recovery.desired, podwatch.recovery.acting) == (Desired.STOPPED, False)
     with pytest.raises(UsageError, match="process 1 is not a trainer"):
         await podwatch.recovery.requests.start(attach=1)
     started = await podwatch.recovery.requests.start(attach=second.launcher.pid)
@@ -222,7 +222,7 @@ async def test_what_is_left_of_the_old_tree_is_no_new_trainer(world: World) -> N
     world.clock.advance(20)
     object.__setattr__(ended, "at", world.clock.now)
     podwatch.recovery.consider(ended, ())
-    while podwatch.recovery.runner.acting:
+    while podwatch.recovery.acting:
         await asyncio.sleep(0.001)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == first.launcher
@@ -253,7 +253,7 @@ async def test_what_ran_beside_it_all_the_time_is_no_restart_by_hand(
         world.clock.advance(20)
         object.__setattr__(snapshot, "at", world.clock.now)
         podwatch.recovery.consider(snapshot, ())
-        while podwatch.recovery.runner.acting:
+        while podwatch.recovery.acting:
             await asyncio.sleep(0.001)
         assert podwatch.recovery.handle is not None
         assert podwatch.recovery.handle.launcher == (second if taken else first).launcher
@@ -300,7 +300,7 @@ async def test_after_save_survives_podwatch(world: World) -> None:
     world.save(20)
     await heir.until(Phase.STOPPED)
     record = heir.run
-    assert (world.alive(), record.stop_above, record.stop_of) == ([], None, "")
+    assert (world.alive(), record.stop_above, record.stopping) == ([], None, None)
     await heir.leave()
 
 
@@ -394,11 +394,11 @@ async def test_a_start_cancels_a_stop_that_waits_for_the_end_of_a_pause(world: W
     await podwatch.die()
     heir = Podwatch(world)
     heir.catalogue.rescan()
-    heir.recovery.context.pause(True)
+    heir.file.note(lambda run: replace(run, pause=Pause(world.clock.wall()), requested=False))
     await heir.recovery.begin()
     await heir.until_phase(Phase.PAUSED)
     assert "training continues" in (await heir.recovery.requests.start()).message
-    heir.recovery.context.pause(False)
+    heir.file.note(lambda run: replace(run, pause=None))
     world.save(20)
     heir.see(21)
     await asyncio.sleep(0.05)
@@ -438,22 +438,21 @@ async def test_a_finding_does_not_repeat_a_stop_that_the_operator_cancelled(worl
 async def test_a_start_while_the_awaited_save_stops_training_starts_it_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop is recorded before anything shows it: the request comes between."""
     podwatch = await ending(world)
-    stops = podwatch.recovery.requests.stops
-    real, begun = stops.stop_tree, asyncio.Event()
+    assert world.kept is not None
+    real, begun, ends = world.kept.stop, asyncio.Event(), asyncio.Event()
 
-    async def slow(handle: TrainerHandle, why: str, **options: Any) -> None:
-        await podwatch.recovery.context.edit(stopping=stopping(handle, why))
+    async def slow(**options: Any) -> StopReport:
         begun.set()
-        await asyncio.Event().wait()
+        await ends.wait()
+        return await real(**options)
 
-    monkeypatch.setattr(stops, "stop_tree", slow)
+    monkeypatch.setattr(world.kept, "stop", slow)
     world.save(20)
     await begun.wait()
-    monkeypatch.setattr(stops, "stop_tree", real)
     answer = await podwatch.recovery.requests.start()
     assert "starts it again after that" in answer.message
+    ends.set()
     await podwatch.until_phase(Phase.CONFIRMING)
     assert (len(world.plans), len(world.alive()), podwatch.recovery.desired) == (2, 1, Desired.RUNNING)
     await podwatch.leave()
@@ -489,7 +488,7 @@ async def test_the_same_for_a_trainer_that_a_person_started(world: World) -> Non
 async def until_ended(podwatch: Podwatch, phase: Phase, finding: Finding) -> None:
     """Turns of the sensing loop that bring this finding, until podwatch has acted on it."""
     async with asyncio.timeout(20):
-        while podwatch.recovery.state.phase is not phase or podwatch.recovery.runner.acting:
+        while podwatch.recovery.state.phase is not phase or podwatch.recovery.acting:
             if podwatch.recovery.handle is not None:
                 podwatch.see(finding=finding)
             await asyncio.sleep(0.002)
@@ -497,7 +496,7 @@ async def until_ended(podwatch: Podwatch, phase: Phase, finding: Finding) -> Non
 
 def is_finished(podwatch: Podwatch) -> None:
     record, events = podwatch.run, podwatch.world.events
-    assert (record.desired, record.stop_above, record.stop_of) == (Desired.FINISHED, None, "")
+    assert (record.desired, record.stop_above, record.stopping) == (Desired.FINISHED, None, None)
     assert [e.message for e in events if e.name is EventName.TRAINER_FINISHED] == ["done"]
     assert not [e for e in events if e.severity is not Severity.INFO]
     assert (podwatch.world.alive(), len(podwatch.world.plans)) == ([], 1)
@@ -652,25 +651,25 @@ async def test_what_podwatch_itself_has_begun_to_end_did_not_finish(
     """A trainer that ends with code 0 after SIGTERM would count as finished where ``clean_exit_finishes``."""
     podwatch = await running(world)
     podwatch.catalogue.rescan()
-    signalled = asyncio.Event()
     assert world.kept is not None
+    real, signalled, ended = world.kept.stop, asyncio.Event(), asyncio.Event()
 
-    async def slow(**_: Any) -> StopReport:
+    async def slow(**options: Any) -> StopReport:
         signalled.set()
-        await asyncio.Event().wait()
-        raise AssertionError
+        await ended.wait()
+        return await real(**options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(world.kept, "stop", slow)
-        await podwatch.recovery.requests.restart()
-        await signalled.wait()
+    monkeypatch.setattr(world.kept, "stop", slow)
+    await podwatch.recovery.requests.restart()
+    await signalled.wait()
     if ends == "before the request":
         world.kill()
     await podwatch.recovery.requests.stop(after_save=True)
     if ends == "after it":
-        await podwatch.until_phase(Phase.ENDING)
         world.kill()
-    await until_ended(podwatch, Phase.STOPPED, finished())
+    podwatch.see(finding=finished())
+    ended.set()
+    await podwatch.until(Phase.STOPPED)
     assert (podwatch.recovery.desired, len(world.plans)) == (Desired.STOPPED, 1)
     await podwatch.leave()
 

@@ -16,7 +16,7 @@ from podwatch.journal import Journal
 from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import Phase, quarantine
-from podwatch.recovery.operation_runner import adopt
+from podwatch.recovery.observe import adopt
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, Store, World, death, finished, index_of, stored
 
@@ -250,7 +250,7 @@ async def test_findings_of_another_start_or_unconfirmed_ones_kill_nothing(world:
     other = replace(stale, trainer=observed(TrainerSample(start_id="other", alive=True), 0.0))
     podwatch.recovery.consider(other, (death(),))
     podwatch.recovery.consider(podwatch.snapshot(19), (replace(death(), confirmed=False),))
-    assert not podwatch.recovery.runner.acting
+    await podwatch.quiet()
     await podwatch.leave()
 
 
@@ -264,7 +264,7 @@ async def test_observe_only_reports(world: World) -> None:
     await adopt(podwatch.recovery.context, world.kept)  # type: ignore[arg-type]
     for _ in range(3):
         podwatch.see(3, finding=death())
-    assert not podwatch.recovery.runner.acting
+    await podwatch.quiet()
     assert len(world.alive()) == 1
     told = [e for e in world.events if e.name is EventName.FINDING_RAISED]
     assert len(told) == 1
@@ -304,7 +304,7 @@ async def test_a_command_that_never_worked_gets_two_tries_and_is_to_blame(world:
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(finding=death())
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.runner.ready, "nothing is tried in an hour: daemon/end_of_run.py ends podwatch"
+    assert podwatch.recovery.settled, "nothing is tried in an hour: daemon/end_of_run.py ends podwatch"
     assert podwatch.recovery.context.blame is Blame.COMMAND
     assert len(world.plans) == 2
     assert world.alive() == []
@@ -341,7 +341,7 @@ async def test_a_command_that_does_not_exist_is_tried_once(world: World) -> None
     podwatch = Podwatch(world)
     await podwatch.recovery.begin()
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.runner.ready
+    assert podwatch.recovery.settled
     assert podwatch.recovery.context.blame is Blame.COMMAND
     assert any("gave up: the command /bin/train does not exist" in f.summary for f in podwatch.recovery.findings())
     assert len(podwatch.journal.sync.incidents()) == 1
@@ -491,15 +491,23 @@ async def test_resumed_wrong_is_stopped_and_waits_for_a_person(world: World) -> 
     podwatch.see(18, finding=death())
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(2)
-    assert not podwatch.recovery.runner.acting, "one sighting is not enough"
+    await podwatch.quiet()
+    assert len(world.alive()) == 1, "one sighting is not enough"
     podwatch.see(3)
     await podwatch.until(Phase.GAVE_UP)
-    assert world.plans[-1].step == 15, "no checkpoint is at fault: podwatch does not step back"
+    assert (world.alive(), len(world.plans)) == ([], 2), "no checkpoint is at fault: podwatch does not step back"
+    assert podwatch.catalogue.layout.numbers("checkpoints") == [5, 10, 15], "nothing is moved for it"
     assert 15 in podwatch.recovery.state.protect
-    assert any(f.kind is FindingKind.RESUMED_WRONG for f in podwatch.recovery.findings())
+    assert {f.kind for f in podwatch.recovery.findings()} == {FindingKind.RESUMED_WRONG, FindingKind.GAVE_UP}
     world.clock.advance(7200)
     podwatch.see()
+    await podwatch.quiet()
     assert podwatch.recovery.state.phase is Phase.GAVE_UP, "each further start would train the same steps again"
+    await podwatch.recovery.requests.start()
+    await podwatch.until(Phase.CONFIRMING)
+    assert world.plans[-1].step == 15, "the operator's start decides"
+    podwatch.see(16)
+    assert podwatch.recovery.findings() == ()
     await podwatch.leave()
 
 

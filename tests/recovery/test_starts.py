@@ -56,7 +56,8 @@ async def test_each_end_is_counted_once_whenever_podwatch_is_killed(world: World
     await podwatch.die()
     heir = Podwatch(world)
     await heir.recovery.begin()
-    if heir.recovery.handle is not None and heir.recovery.handle.start_id == failed:
+    handle = heir.recovery.handle
+    if handle is not None and handle.start_id == failed and heir.run.stopping is None:
         await heir.until(Phase.CONFIRMING)
         heir.see(finding=death())
     await heir.until(Phase.CONFIRMING)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.snapshot import Desired, Supervision
@@ -20,6 +21,9 @@ class Standing:
     def decision(self) -> Decision:
         return self.now
 
+    def status(self) -> StoreFacts:
+        return StoreFacts(lease=self.now)
+
 
 async def training(world: World, standing: Standing) -> Podwatch:
     podwatch = Podwatch(world, lease=standing)
@@ -33,7 +37,7 @@ async def training(world: World, standing: Standing) -> Podwatch:
 
 async def settled(podwatch: Podwatch) -> None:
     podwatch.see()
-    while podwatch.recovery.runner.acting:
+    while podwatch.recovery.acting:
         await asyncio.sleep(0.001)
 
 

@@ -121,7 +121,9 @@ class Handle:
         return ExitStatus(code=code) if code >= 0 else ExitStatus(signal=-code)
 
     async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
-        return observed((ProcessSample(self.launcher, 1, "sh", "sh", ProcessRole.LAUNCHER),), self.world.clock.now)
+        lives = self.process.poll() is None
+        one = ProcessSample(self.launcher, 1, "sh", "sh", ProcessRole.LAUNCHER)
+        return observed((one,) if lives else (), self.world.clock.now)
 
     async def stop(
         self, *, grace: float, save_grace: float, saving: Callable[[], bool], max_kill_wait: float = 30.0
@@ -589,10 +591,15 @@ class Podwatch:
         while time.monotonic() < deadline:
             if self.killer.dead:
                 raise Killed(self.killer.where)
-            if self.recovery.state.phase in phases and not self.recovery.runner.acting:
+            if self.recovery.state.phase in phases and not self.recovery.acting:
                 return
             await asyncio.sleep(0.002)
         raise AssertionError(f"still {self.recovery.state.phase}: {self.recovery.state.detail}")
+
+    async def quiet(self) -> None:
+        """Until podwatch has decided about everything that it knows, and carries nothing out."""
+        while self.recovery.acting:
+            await asyncio.sleep(0.001)
 
     async def until_phase(self, phase: Phase, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds
@@ -627,7 +634,7 @@ class Podwatch:
     async def die(self) -> None:
         """As SIGKILL would: nothing is written any more, the world goes on."""
         self.killer.dead = True
-        task = self.recovery.runner.task
+        task = self.recovery.task
         if task is not None:
             task.cancel()
             await asyncio.wait([task])

@@ -20,7 +20,7 @@ from podwatch.domain.run import Mutation, MutationGuard
 from podwatch.domain.status_document import PauseDocument
 from podwatch.journal import Journal
 from podwatch.recovery import quarantine
-from podwatch.recovery.clean import Cleaned, request_clean
+from podwatch.recovery.perform import Cleaned
 from podwatch.reporting.json_documents import (
     checkpoint_document,
     event_document,
@@ -225,7 +225,7 @@ class Commands:
 
     async def clean(self, _: dict[str, Any]) -> dict[str, Any]:
         _may_move(self._parts.run.guard)
-        cleaned = await request_clean(self._parts.recovery)
+        cleaned = await self._parts.recovery.requests.clean()
         self._parts.checkpoints.rescans.wake()
         return cleaned_document(cleaned, daemon=True)
 

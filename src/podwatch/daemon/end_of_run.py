@@ -544,7 +544,7 @@ class EndOfRun:
             held=held,
             unanswered=unanswered,
             blocked=blocked,
-            settled=recovery.runner.ready or (gave_up and self._ends_pod(Outcome.GAVE_UP)),
+            settled=recovery.settled or (gave_up and self._ends_pod(Outcome.GAVE_UP)),
             paused=state.phase is Phase.PAUSED,
             why=standing.why_not if leaseless or superseded or standing.ordered else state.detail,
             waited=self._waited(stuck=superseded or leaseless or blocked),

@@ -131,10 +131,10 @@ class PodSite:
     @property
     def desired(self) -> Desired:
         recovery = self._parts.recovery
-        return recovery.desired if recovery.evaluating.idle else Desired.RUNNING
+        return recovery.desired if recovery.requests.idle else Desired.RUNNING
 
     def stop_refused(self) -> str:
-        return self._parts.recovery.evaluating.why_not()
+        return self._parts.recovery.requests.why_no_evaluation()
 
     async def training_gpus(self) -> str | None:
         build, trainer = self._parts.training.environment.build, self._parts.settings.trainer
@@ -142,7 +142,7 @@ class PodSite:
         return environment.get("CUDA_VISIBLE_DEVICES")
 
     async def with_training_stopped(self, batch: Batch) -> tuple[bool, str]:
-        outcome = await self._parts.recovery.evaluating.run(batch)
+        outcome = await self._parts.recovery.requests.evaluate(batch)
         return outcome.stopped, outcome.why_not
 
     async def keep_best(self, result: Result | None, text: str) -> None:

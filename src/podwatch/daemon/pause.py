@@ -32,11 +32,12 @@ class Maintenance:
         wall = self._clock.wall()
         pause = Pause(wall, None if seconds is None else wall + seconds, by, reason)
         before = self.pause
-        self._recovery.context.pause(True)  # first: recovery must start nothing while this is recorded
+        self._recovery.context.pausing = True  # first: recovery must start nothing while this is recorded
         try:
-            await self._file.edit(lambda run: replace(run, pause=pause))
+            await self._file.edit(lambda run: replace(run, pause=pause, requested=False))
         finally:
-            self._recovery.context.pause(False)  # now the record decides
+            self._recovery.context.pausing = False  # now the record decides
+            self._recovery.wake()
         self._since = self._since if before is not None else self._clock.monotonic()
         self._say(EventName.PAUSED, f"{described(pause)}: podwatch stops and starts no training")
         return pause
@@ -89,7 +90,7 @@ class Maintenance:
 
     def _over(self, why: str) -> None:
         self._say(EventName.UNPAUSED, f"no longer paused ({why}): podwatch acts again")
-        self._recovery.context.pause(False)
+        self._recovery.wake()
 
     def _say(self, name: EventName, text: str, severity: Severity = Severity.INFO) -> None:
         self._emit(Event(name, self._clock.wall(), text, severity))

@@ -21,7 +21,7 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState, LeaseAction
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.lost_saves import to_wait_for
-from podwatch.recovery.stop import tell_to_end
+from podwatch.recovery.perform import tell_to_end
 from podwatch.trainer.base import TrainerHandle
 
 if TYPE_CHECKING:

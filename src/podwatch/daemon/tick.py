@@ -230,7 +230,7 @@ class Tick:
         """Exit where the store refuses this pod permanently and no training runs here: waiting only costs money."""
         error = None if store is None else store.locked_out
         leaves = self._host.exit.first is not None
-        if error is None or leaves or not self._parts.recovery.checks.waits_for_store:
+        if error is None or leaves or not self._parts.recovery.waits_for_store:
             return
         text = (
             f"cannot start training: {error}. Without the store podwatch cannot know whether another pod trains this"

@@ -154,11 +154,11 @@ class Leaving:
 @dataclass(frozen=True, slots=True)
 class PendingEvaluation:
     """Evaluations that need training's GPUs. ``due``: they can run now, as files, disk and the time since the last save
-    are. ``running``: one runs."""
+    are. ``idle``: no training was wanted when they were asked for, so nothing stops for them."""
 
     title: str
     due: bool = False
-    running: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +225,8 @@ class Facts:
     """None for a run on one node."""
     inventory: Inventory | None = None
     """None: the store has not been asked since the last trainer ended."""
+    question: tuple[str, str] | None = None
+    """What the last action has found that only an operator can decide, and what they can do; None after a request."""
     misfits: Mapping[int, str] = field(default_factory=dict)
     """Steps of checkpoints here that the configured command cannot load, with the reason."""
     behind_links: frozenset[int] = frozenset()

@@ -101,10 +101,6 @@ class RunState(Document):
     """When ``desired`` last changed: a trainer that an operator started later overrides it."""
     stop_above: Integer | None = None
     """With ``desired`` stopped: training continues until a complete checkpoint above this step exists (-1: any)."""
-    stop_of: Text = ""
-    """The start that podwatch still has to stop, because the run is stopped or finished; empty once it has ended."""
-    stop_requested_for: Text = ""
-    """The start that the operator asked to stop: the stop is carried out in mode observe, too."""
     stop_cancelled_for: Text = ""
     """The start whose stop the operator cancelled: no finding stops it again."""
     requested: Flag = False
@@ -218,7 +214,8 @@ class RunState(Document):
                 "ping_token": "",
                 "stopping": None,
                 "pause": None,
-                "stop_requested_for": "",
+                "requested": False,
+                "attach": "",
                 "stop_cancelled_for": "",
             }
         return replace(self, **gone)

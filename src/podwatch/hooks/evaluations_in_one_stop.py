@@ -1,7 +1,7 @@
 """Evaluations that training stops for: what is fetched before the stop, when it stops, and the evaluations that share
 one stop.
 
-``Site.with_training_stopped`` (recovery/stop_for_evaluation.py) stops training and starts it again; this runs between.
+``Site.with_training_stopped`` (recovery/requests.py) stops training and starts it again; this runs between.
 """
 
 import asyncio

@@ -93,7 +93,7 @@ class RecordEnd:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Count the failure of this start. If its tree lives, ``stopping`` names it in the same edit."""
+    """Count the failure of this start; ``stopping`` names it in the same edit."""
 
     start_id: str
     finding: Finding
@@ -121,7 +121,8 @@ Edit: TypeAlias = RecordEnd | Count | WantStop | DropStart
 class Decision:
     """``why`` is a sentence without its full stop; ``fix`` is what the operator does, empty where there is nothing.
     ``kind``: the finding that reports this; None: another one does, or none is needed. ``due_wall``: when a wait ends
-    by itself at the latest."""
+    by itself at the latest. ``waits``: it can end without an operator. ``chosen``: it rests on the checkpoints here and
+    in the store."""
 
     phase: Phase
     why: str
@@ -131,6 +132,8 @@ class Decision:
     kind: FindingKind | None = None
     severity: Severity = Severity.CRITICAL
     due_wall: float | None = None
+    waits: bool = True
+    chosen: bool = False
 
     @property
     def rests(self) -> bool:

@@ -248,8 +248,8 @@ def _newest_first(rejected: list[tuple[int, str]]) -> tuple[tuple[int, str], ...
 
 # -- the step of the next start ---------------------------------------------------------------------------------------
 
-SETTLE_PATIENCE = 600.0
-"""Seconds beyond the longest settle time: a checkpoint that still changes then has a writer."""
+SETTLE_PATIENCE = 720.0
+"""Seconds; the longest settle time is two minutes. A checkpoint that still changes then has a writer."""
 BEHIND_A_LINK = (
     "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory that it points to,"
     " or run `podwatch start --fresh`"
@@ -267,11 +267,16 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """An operator has to decide. ``unowned``: about checkpoints that are not known to be this run's."""
+    """An operator has to decide. ``unowned``: about checkpoints that are not known to be this run's. ``wrong``: about a
+    trainer that ignored the step that it was to resume from."""
 
     why: str
     fix: str = DECIDE
     unowned: bool = False
+    wrong: bool = False
+
+
+ASKS_STORE = Pending("choosing the step to start from")
 
 
 def choose_start(facts: Facts) -> Choice | Pending | Ask:
@@ -281,6 +286,10 @@ def choose_start(facts: Facts) -> Choice | Pending | Ask:
         return Choice(nodes.step, "fresh" if nodes.step is None else "local", "", "node 0 has chosen this step")
     if run.fresh:
         return Choice(None, "fresh", "", "a fresh start was requested")
+    if facts.inventory is None:
+        return ASKS_STORE
+    if facts.question is not None:
+        return Ask(*facts.question)
     if facts.unreadable:
         fix = "give podwatch's user access to the directory, or repair its disk; podwatch retries automatically"
         return Pending(f"the checkpoints cannot be listed: {facts.unreadable}", fix)
@@ -288,8 +297,6 @@ def choose_start(facts: Facts) -> Choice | Pending | Ask:
     use = ours or list(facts.checkpoints)
     if (unclear := _unclear(facts, use)) is not None:
         return unclear
-    if facts.inventory is None:
-        return Pending("podwatch asks the store for its checkpoints")
     choice = _chosen(facts, use, adopted=bool(ours) or not use, below=run.below)
     if choice.source == "none" and run.below is not None and run.wanted is None:
         # No older checkpoint is usable: the one that failed is better than none.
@@ -319,7 +326,7 @@ def _unclear(facts: Facts, use: Sequence[CheckpointSet]) -> Pending | Ask | None
     settling = awaited(use, refused=run.refused, wanted=run.wanted, below=run.below)
     if settling is not None:
         left = settling.settles_in or 0.0
-        if facts.pod.at - facts.free_since > SETTLE_PATIENCE + left:
+        if facts.pod.at - facts.free_since > SETTLE_PATIENCE:
             return Ask(f"step {settling.step} keeps changing: {settling.reason}. Another process writes to it")
         return Pending(f"step {settling.step} looks complete; {left:.0f} s more to see that it no longer changes")
     unsure = None if run.wanted is not None else unanswered(use, refused=run.refused, below=run.below)
@@ -341,9 +348,12 @@ def _asked_about(facts: Facts, choice: Choice, use: Sequence[CheckpointSet]) -> 
         return Pending(why, "make the store reachable, or choose a step that `podwatch checkpoints` shows on this pod")
     if run.refused and run.wanted is None and above < max(run.refused):
         step, why = min(run.refused.items())
-        text = f"training did not continue from step {step}, which it was started from, so nothing was moved: {why}"
-        fix = "correct the command or [trainer] resume_args, then run `podwatch start`; or `podwatch start --step N`"
-        return Ask(text, fix)
+        text = f"{why}. The command ignores the step that it is to resume from, so podwatch starts it no more"
+        fix = (
+            "correct [trainer] command or resume_args, then run `podwatch start`; `podwatch start --step"
+            f" {step}` resumes from it anyway"
+        )
+        return Ask(text, fix, wrong=True)
     if choice.source == "none":
         return Ask(choice.reason, unowned=choice.unowned)
     if facts.doubt and choice.step is None:

@@ -1,15 +1,13 @@
-"""The state that recovery's operations share: the watched trainer, the phase, recovery's findings, what holds them
-back.
+"""The state that recovery's parts share: the watched trainer, the phase, recovery's findings, what holds them back.
 
 ``Attempt`` is one attempt to train: what podwatch observed since its start, for confirmation and for the decision after
 a failure.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from podwatch.checkpoints.second_writer import ALONE, Beside, made_by_us
 from podwatch.detection.merge import Healing
@@ -103,9 +101,6 @@ class Attempt:
         return confirm(self.resumed_from, self.first_step, self.samples, self.started_at, now, patience)
 
 
-BLOCKED_POLL: Final = 3.0
-
-
 class Notes:
     """Recovery's own findings."""
 
@@ -170,8 +165,8 @@ class RecoveryContext:
         """Monotonic time at which the watched trainer was started, or the last one released."""
         self.free_since = 0.0
         """Monotonic time at which the last trainer was released; 0 before that."""
-        self.looked_out_at = self.command_looked_at = float("-inf")
-        """Monotonic times of the last check for an operator's start, and of the last comparison of the command."""
+        self.command_looked_at = float("-inf")
+        """Monotonic time of the last comparison of the command."""
         self.failure: OpenFailure | None = None
         self.last_incident: int | None = None
         self.machine_fault = ""
@@ -185,21 +180,21 @@ class RecoveryContext:
         self.restoring: int | None = None
         self.writers_ended = False
         """podwatch saw the process tree that wrote here end, and has started nothing since."""
-        self.request_pending = False
-        """An operator's request is being handled and has not become an operation yet."""
-        self.by_request = False
-        """The operator requested the current operation."""
+        self.committed = False
+        """The start in progress is recorded: it is not cancelled any more."""
+        self.followed: dict[int, str] = {}
+        """The step that was fetched last, and its lineage in the store."""
         self.evaluation = ""
-        """The evaluation that the operation in progress runs; empty if it runs none."""
-        self._pausing = False
-        self._unpaused = asyncio.Event()
+        """What training is stopped for, from the begin of that stop until training is started again."""
+        self.pausing = False
+        """A pause is being recorded."""
         self.blame = Blame.UNKNOWN
         """Whose fault the last counted failure is."""
 
     # -- state --------------------------------------------------------------------------------------------------------
 
     def show(self, phase: Phase, detail: str = "") -> None:
-        """Set what status shows. The tests check each change against ``state.may_follow``."""
+        """Set what status shows."""
         if phase is not self.phase:
             self.since = self.tools.clock.monotonic()
         self.phase, self.detail = phase, detail
@@ -229,17 +224,15 @@ class RecoveryContext:
     async def start_was_seen(self, start_id: str) -> None:
         """Record that this start has happened: a request for it is fulfilled."""
         await self.tools.run_file.edit(
-            lambda run: replace(run, wanted=None, fresh=False).with_start(start_id, seen=True)
+            lambda run: replace(
+                run, wanted=None, fresh=False, requested=False, evaluation="", next_try_wall=None
+            ).with_start(start_id, seen=True)
         )
 
     def is_counted(self, start_id: str) -> bool:
         """Whether the end of this start was counted as a failure."""
         start = self.run.start(start_id)
         return start is not None and start.counted
-
-    def is_confirmed(self, start_id: str) -> bool:
-        start = self.run.start(start_id)
-        return start is not None and start.confirmed
 
     @property
     def desired(self) -> Desired:
@@ -264,56 +257,23 @@ class RecoveryContext:
 
     @property
     def paused(self) -> bool:
-        """Whether a pause is recorded, also by an earlier podwatch, or is being recorded now. An operation that is
-        stopping or starting a trainer completes that first, then waits."""
-        return self._pausing or self.run.pause is not None
-
-    def pause(self, pausing: bool) -> None:
-        """Begin or end what is not recorded yet. Call it with False once a pause has ended: operations wait for it."""
-        self._pausing = pausing
-        if not self.paused:
-            self._unpaused.set()
+        """Whether a pause is recorded, also by an earlier podwatch, or is being recorded now."""
+        return self.pausing or self.run.pause is not None
 
     def held(self) -> str:
         """Return why podwatch must not stop, start or move anything on its own now; empty if it can. An operator's
         request is carried out anyway."""
-        if self.request_pending or self.by_request:
+        if self.blocked():
+            return self.blocked()
+        if self.run.requested:
             return ""
         if self.paused:
             return "paused"
-        if self.blocked():
-            return self.blocked()
-        observes = self.tools.settings.mode == "observe" and not self._asked_to_stop
-        return "mode observe" if observes else ""
-
-    @property
-    def _asked_to_stop(self) -> bool:
-        """Whether an operator has asked this podwatch or an earlier one to stop the watched trainer."""
-        return self.desired is not Desired.RUNNING and self.run.stop_requested_for == self.watched != ""
+        return "mode observe" if self.tools.settings.mode == "observe" else ""
 
     def blocked(self) -> str:
         """Return why podwatch cannot restart training now, because of its own files or database; empty if it can."""
         return self.tools.guard.blocked_reason(Mutation.RESTART)
-
-    @property
-    def waits(self) -> bool:
-        """Whether the current hold can end without a new configuration, so that an operation waits for its end."""
-        return bool(self.held()) and (self.paused or bool(self.blocked()))
-
-    async def cleared(self, what: str) -> bool:
-        """Wait at a safe point, before an operation stops or starts anything, while paused or while the files that a
-        restart relies on cannot be written. Return whether it can continue. ``what`` names it for status."""
-        while self.waits:
-            if self.paused:
-                self.show(Phase.PAUSED, f"paused: {what} is pending until `podwatch unpause`")
-                self._unpaused.clear()
-                await self._unpaused.wait()
-            else:
-                self.show(Phase.BLOCKED, f"{what} is pending: {self.blocked()}")
-                await self.tools.clock.sleep(BLOCKED_POLL)
-        if self.held():
-            self.show(Phase.OBSERVING, f"{self.held()}: would continue with {what}")
-        return not self.held()
 
     # -- the watched trainer ------------------------------------------------------------------------------------------
 
@@ -337,7 +297,7 @@ class RecoveryContext:
         self.handle, self.attempt = None, None
         self.command_looked_at = float("-inf")
         self.tools.track(None)
-        self.free_since = self.looked_out_at = self.changed_at = self.tools.clock.monotonic()
+        self.free_since = self.changed_at = self.tools.clock.monotonic()
 
     # -- the checkpoints of the run -----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ One file, although long: the order of the rows is what it says.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from podwatch.domain.checkpoint import newest_whole
@@ -193,10 +194,11 @@ def another_supervisor_holds_the_run(now: Now) -> Decision | None:
 
 
 def a_stop_is_unfinished(now: Now) -> Decision | None:
-    if now.ours is None or now.run.stopping is None or not now.stop_is_recorded:
+    if now.facts.trainer is None or now.run.stopping is None or not now.stop_is_recorded:
         return None
     why = now.run.stopping.why
-    return Decision(Phase.STOPPING, why, action=Stop(now.ours.start_id, why, now.run.evaluation))
+    action = Stop(now.facts.trainer.start_id, why, now.run.evaluation)
+    return Decision(Phase.STOPPING, why, action=action)
 
 
 def podwatch_only_watches(now: Now) -> Decision | None:
@@ -207,7 +209,7 @@ def podwatch_only_watches(now: Now) -> Decision | None:
     if isinstance(would.action, Attach) and not now.facts.unwritable:
         return would
     quiet = now.ours is not None or not now.wants_training
-    if would.rests and quiet:
+    if would.rests and quiet and would.phase is not Phase.ENDING:
         return would
     phase = Phase.OBSERVING
     if now.facts.unwritable:
@@ -237,14 +239,16 @@ def training_is_not_wanted(now: Now) -> Decision | None:
         return Decision(Phase.ENDING, "stop requested; training has ended: podwatch checks whether it is finished")
     above = now.run.stop_above
     if above is None or judged is not None or now.ours.ended_wall is not None:
-        why = "stop requested" if judged is None else f"stop requested; {judged.summary}"
+        why = _why_it_stops_now(now, judged)
         return Decision(Phase.STOPPING, why, action=Stop(now.ours.start_id, why))
     return _after_the_next_save(now, now.ours, above)
 
 
 def an_evaluation_needs_the_gpus(now: Now) -> Decision | None:
     pending = now.facts.evaluation
-    if pending is None or not pending.due or now.ours is None or now.ours.attached or now.facts.nodes is not None:
+    if pending is None or not pending.due or now.ours is None or now.facts.nodes is not None:
+        return None
+    if now.ours.attached or now.ours.ended_wall is not None:
         return None
     confirmed = now.start is not None and now.start.confirmed
     blind = not now.facts.pod.gpus.ok and now.facts.pod.gpus.state is not SensorState.ABSENT
@@ -288,29 +292,25 @@ def our_trainer_lives(now: Now) -> Decision | None:
 
 
 def our_trainer_has_ended(now: Now) -> Decision | None:
-    """Record how, once that is known; an end that nothing explains yet is left to the later rows."""
+    """What follows, once it is known how; an end that nothing explains yet is left to the later rows."""
     if (trainer := now.ended) is None:
         return _unseen_start(now)
-    record = RecordEnd(trainer.start_id, trainer.ended_wall)
-    counted = now.start is not None and now.start.counted
-    if now.stop_is_recorded or counted:
-        return Decision(Phase.LOOKING, "training has ended", edit=record)
-    judged = now.end_judged if not now.wants_training else now.verdict
+    judged = now.verdict if now.wants_training else now.end_judged
+    late = now.unjudged_seconds >= JUDGE_SECONDS and not _announced(now)
+    if judged is None and late:
+        summary = "training has ended, and podwatch cannot see how"
+        since = trainer.ended_at or 0.0
+        judged = Finding(FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary, since, verdict=Verdict.RESTART)
     if judged is not None and judged.verdict is Verdict.FINISH:
         return Decision(Phase.STOPPING, judged.summary, action=Finish(judged))
     if judged is not None and judged.verdict is Verdict.RESTART:
-        counts = Count(trainer.start_id, judged)
-        return Decision(Phase.LOOKING, judged.summary, edit=counts if now.wants_training else record)
-    late = now.unjudged_seconds >= JUDGE_SECONDS
-    if late and not now.wants_training:
-        return Decision(Phase.LOOKING, "training has ended; podwatch cannot see how", edit=record)
-    if late and not _announced(now):
-        summary = "training has ended, and podwatch cannot see how"
-        unseen = Finding(FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary, trainer.ended_at or 0.0)
-        return Decision(Phase.LOOKING, summary, edit=Count(trainer.start_id, unseen))
+        if now.wants_training:
+            return Decision(Phase.STOPPING, judged.summary, edit=Count(trainer.start_id, judged))
+        why = _why_it_stops_now(now, judged)
+        return Decision(Phase.STOPPING, why, action=Stop(trainer.start_id, why))
     if trainer.attached and [t for t in _newer(now) if t.answer is TreeAnswer.WAIT]:
         text = f"an operator starts the ended trainer (pid {trainer.pid}) again: that is no failure"
-        return Decision(Phase.LOOKING, text, edit=record)
+        return Decision(Phase.LOOKING, text, edit=RecordEnd(trainer.start_id, trainer.ended_wall))
     return None
 
 
@@ -342,20 +342,23 @@ def something_may_train_already(now: Now) -> Decision | None:
 def its_operator_may_start_it_again(now: Now) -> Decision | None:
     if now.ended is None:
         return None
+    phase = Phase.ATTACHED if now.ended.attached else Phase.RUNNING
     if found := _announced(now):
-        return Decision(Phase.LOOKING, found.summary, found.suggestion)
-    return Decision(Phase.LOOKING, "training has ended: podwatch checks how")
+        return Decision(phase, found.summary, found.suggestion)
+    return Decision(phase, "training has ended: podwatch checks how")
 
 
 def an_evaluation_runs(now: Now) -> Decision | None:
     pending = now.facts.evaluation
     if pending is None or now.lease.why_not:
         return None
-    stopped_for_it = bool(now.run.evaluation) or pending.running
-    if not (stopped_for_it if now.wants_training else pending.due or pending.running):
+    if not (now.run.evaluation if now.wants_training else pending.idle):
         return None
-    text = f"training is stopped to evaluate {pending.title}" if now.wants_training else f"evaluating {pending.title}"
-    return Decision(Phase.EVALUATING, text, action=Evaluate(pending.title))
+    action = Evaluate(pending.title)
+    if now.wants_training:
+        return Decision(Phase.EVALUATING, f"training is stopped to evaluate {pending.title}", action=action)
+    phase, why = _at_rest(now)
+    return Decision(phase, f"{why}; evaluating {pending.title}", action=action)
 
 
 def no_training_is_wanted(now: Now) -> Decision | None:
@@ -363,15 +366,13 @@ def no_training_is_wanted(now: Now) -> Decision | None:
         return Decision(Phase.LOOKING, "moving what an old run left to quarantine", action=Clean())
     if now.wants_training:
         return None
-    stopped = now.run.desired is Desired.STOPPED
-    phase = Phase.STOPPED if stopped else Phase.FINISHED
-    why = "training is stopped" if stopped else "training has finished"
+    phase, why = _at_rest(now)
     if trees := now.trees.trees:
         text = f"podwatch does not guard these processes, because {why}: {listed(trees)}"
         fix = "if one of them is this run's training: `podwatch start --attach PID`"
-        several = len(_trainers(trees)) > 1
-        kind = FindingKind.AMBIGUOUS_TRAINERS if several else FindingKind.UNGUARDED
-        return Decision(phase, text, fix, kind=kind, severity=Severity.CRITICAL if several else Severity.INFO)
+        if len(_trainers(trees)) > 1:
+            return Decision(phase, text, fix, kind=FindingKind.AMBIGUOUS_TRAINERS)
+        return Decision(phase, text, fix, kind=FindingKind.UNGUARDED, severity=Severity.INFO)
     return Decision(phase, why, START_FIX)
 
 
@@ -382,17 +383,16 @@ def the_run_is_held_elsewhere(now: Now) -> Decision | None:
     if not lease.why_not or (lease.act is LeaseAction.ASK and now.run.despite_store):
         return None
     if lease.stop:  # the finding ``superseded`` reports it
-        return Decision(Phase.BLOCKED, lease.why_not, TAKE_OVER_FIX)
+        phase = Phase.STOPPED if lease.act is LeaseAction.SUPERSEDED else Phase.BLOCKED
+        return Decision(phase, lease.why_not, TAKE_OVER_FIX)
     if lease.act is LeaseAction.ASK:
         failed = now.facts.store is not None and bool(now.facts.store.error)
-        severity = Severity.CRITICAL if failed else Severity.INFO
-        return Decision(Phase.BLOCKED, lease.why_not, STORE_FIX, kind=FindingKind.BLOCKED, severity=severity)
+        return Decision(Phase.BLOCKED, lease.why_not, STORE_FIX, kind=FindingKind.BLOCKED if failed else None)
     due = None if lease.trains_in is None else now.wall + lease.trains_in
-    fix = (
-        f"stop training on the other pod, or {TAKE_OVER_FIX}"
-        if due is None
-        else "nothing: podwatch takes the run over then, unless the other pod turns out to be alive"
-    )
+    fix = f"stop training on the other pod, or {TAKE_OVER_FIX}"
+    if due is not None:
+        at = f"{datetime.fromtimestamp(due, UTC):%H:%M:%S} UTC"
+        fix = f"nothing: podwatch takes the run over at {at}, unless the other pod turns out to be alive"
     return Decision(
         Phase.BLOCKED, lease.why_not, fix, kind=FindingKind.BLOCKED, severity=Severity.WARNING, due_wall=due
     )
@@ -405,12 +405,14 @@ def the_next_try_is_not_due(now: Now) -> Decision | None:
     # A clock that was set back must not make a wait longer than any can be.
     waits = 0.0 < left <= max(recovery.backoff_max, recovery.retry_after_give_up)
     if run.history.gave_up and (due is None or recovery.on_give_up == "exit" or waits):
-        return _asks(now) or Decision(
+        asks = None if due is None else _asks(now)
+        return asks or Decision(
             Phase.GAVE_UP,
             "podwatch gave up restarting",
             "fix the cause, then run `podwatch start`; podwatch still guards the checkpoints",
             kind=FindingKind.GAVE_UP,
             due_wall=due if waits else None,
+            waits=waits and recovery.on_give_up != "exit",
         )
     if not waits:
         return None
@@ -425,7 +427,7 @@ def podwatch_starts_none(now: Now) -> Decision | None:
         return Decision(Phase.IDLE, "supervise = attach: podwatch waits until you start a trainer")
     if not trainer.command:
         text = "podwatch cannot start training: [trainer] command is not configured"
-        return Decision(Phase.BLOCKED, text, "set [trainer] command", kind=FindingKind.BLOCKED)
+        return Decision(Phase.BLOCKED, text, "set [trainer] command", kind=FindingKind.BLOCKED, waits=False)
     return None
 
 
@@ -448,7 +450,7 @@ def no_step_is_known_to_start_from(now: Now) -> Decision | None:
     chosen = choose_start(now.facts)
     if isinstance(chosen, Pending):
         kind = FindingKind.BLOCKED if chosen.fix else None
-        return Decision(Phase.BLOCKED if chosen.fix else Phase.LOOKING, chosen.why, chosen.fix, kind=kind)
+        return Decision(Phase.BLOCKED if chosen.fix else Phase.LOOKING, chosen.why, chosen.fix, kind=kind, chosen=True)
     return _asks(now)
 
 
@@ -456,14 +458,14 @@ def the_newest_is_in_the_store_only(now: Now) -> Decision | None:
     chosen = choose_start(now.facts)
     if not isinstance(chosen, Choice) or chosen.source != "store":
         return None
-    return Decision(Phase.STARTING, f"fetching step {chosen.step} from the store", action=Fetch(chosen))
+    return Decision(Phase.STARTING, f"fetching step {chosen.step} from the store", action=Fetch(chosen), chosen=True)
 
 
 def training_starts(now: Now) -> Decision:
     chosen = choose_start(now.facts)
     assert isinstance(chosen, Choice)
     text = "a fresh start" if chosen.step is None else f"a start from step {chosen.step}"
-    return Decision(Phase.STARTING, text, action=Start(chosen))
+    return Decision(Phase.STARTING, text, action=Start(chosen), chosen=True)
 
 
 Row: TypeAlias = Callable[[Now], Decision | None]
@@ -518,12 +520,18 @@ def _watching(now: Now) -> Phase:
     return Phase.RUNNING if confirmed else Phase.CONFIRMING
 
 
+def _at_rest(now: Now) -> tuple[Phase, str]:
+    stopped = now.run.desired is Desired.STOPPED
+    why = "training is stopped" if stopped else "training has finished"
+    return Phase.STOPPED if stopped else Phase.FINISHED, why + (f"; {now.lease.why_not}" if now.lease.stop else "")
+
+
 def _held_back(now: Now) -> str:
     """Why podwatch neither stops nor starts training now, empty if it may."""
     run = now.run
     if now.facts.unwritable:
         return now.facts.unwritable
-    if run.requested or (run.evaluation and now.ours is None):
+    if run.requested:
         return ""
     if run.pause is not None:
         return "paused"
@@ -540,6 +548,16 @@ def _would(would: Decision) -> str:
         case None if would.edit is not None:
             return f"would act on this: {would.why}"
     return would.why
+
+
+def _why_it_stops_now(now: Now, judged: Finding | None) -> str:
+    if now.facts.trainer is not None and now.facts.trainer.ended_wall is not None:
+        how = "podwatch cannot see how" if judged is None else judged.summary
+        return f"stop requested; training ended on its own before podwatch stopped it: {how}"
+    if judged is None:
+        return "stop requested"
+    have = "there is no checkpoint" if now.newest is None else f"the newest checkpoint is step {now.newest}"
+    return f"stop requested; no further save will come, so training stops now: {judged.summary}; {have}"
 
 
 def _after_the_next_save(now: Now, ours: Trainer, above: int) -> Decision:
@@ -649,4 +667,5 @@ def _asks(now: Now) -> Decision | None:
     if not isinstance(chosen, Ask):
         return None
     kind = FindingKind.FOREIGN_CHECKPOINTS if chosen.unowned else FindingKind.BLOCKED
-    return Decision(Phase.BLOCKED, chosen.why, chosen.fix, kind=kind)
+    kind = FindingKind.RESUMED_WRONG if chosen.wrong else kind
+    return Decision(Phase.BLOCKED, chosen.why, chosen.fix, kind=kind, waits=False, chosen=True)

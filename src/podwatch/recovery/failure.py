@@ -10,6 +10,7 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessSample
+from podwatch.domain.run_state import Stopping
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
@@ -103,8 +104,10 @@ class Failures:
         lines: tuple[str, ...],
         needs_person: str = "",
         explained_by: str = "",
+        stopping: Stopping | None = None,
     ) -> Decision:
-        """Decide what follows this failure and record it, once per start. ``report`` reports it."""
+        """Decide what follows this failure and record it, once per start, with the stop of what is left of it.
+        ``report`` reports it."""
         tools, run = self.context.tools, self.context.run
         failure = self._failure(attempt, kind, lines, needs_person, explained_by)
         decision = after_failure(run.history, failure, tools.settings, tools.jitter.random())
@@ -116,11 +119,10 @@ class Failures:
         below = failure.resumed_from if decision.step_back and failure.resumed_from is not None else run.below
         self.why_gave_up = decision.reason if decision.history.gave_up else ""
         await tools.run_file.edit(
-            lambda run: replace(run, history=decision.history, next_try_wall=due, below=below).with_start(
-                start_id, counted=True
-            )
+            lambda run: replace(
+                run, history=decision.history, next_try_wall=due, below=below, stopping=stopping or run.stopping
+            ).with_start(start_id, counted=True)
         )
-        self.context.show(self.context.phase, decision.reason)
         return decision
 
     def report(self, decision: Decision, cause: str, lines: tuple[str, ...], attempt: Attempt | None) -> None:
@@ -190,7 +192,7 @@ class Failures:
     async def could_not_start(self, error: StartFailed, step: int | None, lost: int | None) -> int:
         """Record that the command did not run: a failed start, not a bad checkpoint. Return the incident's id.
         ``lost``: steps that the failure before it has cost."""
-        self.context.by_request = False  # the next tries are podwatch's own, not the operator's request
+        await self.context.edit(requested=False)  # the next tries are podwatch's own, not the operator's request
         await self.context.close_open_incident("the command could not be started", lost=lost)
         start_id = f"failed-{self.context.tools.clock.wall():.3f}"
         attempt = Attempt(start_id, self.context.tools.clock.monotonic(), step)

@@ -1,14 +1,17 @@
-"""The journaled steps of a start: clear stale files, fetch, move to quarantine, start."""
+"""The journaled steps of a start: clear stale files, move to quarantine, start."""
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.shapes import Tracker
 from podwatch.checkpoints.trackers import repair_trackers
-from podwatch.domain.errors import Busy, HostError, IntegrityError, PodwatchError, SaveGone
+from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity, counted
 from podwatch.domain.run import FROM_STORE
@@ -19,15 +22,13 @@ from podwatch.journal import Journal
 from podwatch.recovery import gpus_and_ports_free, quarantine, stale_files, start_plan
 from podwatch.recovery.choose import Choice
 from podwatch.recovery.context import Attempt, RecoveryContext
-from podwatch.recovery.resume_point import NothingToResume, ResumeChooser, files_of, not_inspected
 from podwatch.recovery.start_entries import entered
 from podwatch.recovery.state import GangStart, Phase, newest_step
-from podwatch.store.restore.inspect_staged import NotInspected
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
 
 if TYPE_CHECKING:
-    from podwatch.store.restore.restore import Restored
+    pass
 
 LITTER_SECONDS = 30.0
 """Limit for finding stale files; a start does not wait longer for it."""
@@ -48,8 +49,8 @@ class StartFailed(HostError):  # noqa: N818
 class Starter:
     """Carries out the journaled steps of a start; ``Operations`` decides when."""
 
-    def __init__(self, context: RecoveryContext, chooser: ResumeChooser, gang: GangStart | None) -> None:
-        self.context, self.chooser, self._gang = context, chooser, gang
+    def __init__(self, context: RecoveryContext, gang: GangStart | None) -> None:
+        self.context, self._gang = context, gang
         self.waited = 0.0
         """Seconds that the current start waited for GPUs and ports."""
         self.quarantine_number: int | None = None
@@ -113,57 +114,15 @@ class Starter:
                 )
             await tools.clock.sleep(VISIBLE_POLL)
 
-    # -- fetch --------------------------------------------------------------------------------------------------------
-
-    async def fetch(self, choice: Choice) -> bool:
-        """Fetch the chosen checkpoint from the store, inspected before it is put in its place; what is there goes to
-        quarantine. Return False where it is damaged or was deleted meanwhile: then another one is to be chosen. Raises
-        NothingToResume where no inspection gives an answer."""
-        tools, key = self.context.tools, (choice.step or 0, choice.save_id)
-        if tools.store.restore is None or choice.step is None:
-            raise HostError("no store is configured to fetch from", fix="set [sync] store")
-        fetching = f"fetching step {choice.step} from the store"
-        self.context.restoring = choice.step
-        self.context.show(Phase.STARTING, fetching)
-
-        def progress(done: int, total: int) -> None:
-            if self.context.restoring == choice.step:
-                self.context.show(Phase.STARTING, f"{fetching}: {done / 1e9:.1f} of {total / 1e9:.1f} GB")
-
-        named = self.context.run.wanted is not None  # by the operator, who decides
-        try:
-            restored = await tools.store.restore.fetch_save(key, progress, doubts=named)
-        except NotInspected as error:
-            raise NothingToResume(not_inspected(choice, choice.step, error.what), error.fix) from error
-        except SaveGone as error:
-            if not self.chooser.note_missing(choice):
-                self.chooser.refuse_fetched(choice, error.what)
-            return False
-        except IntegrityError as error:
-            if named:
-                raise
-            self.chooser.refuse_fetched(choice, error.what)
-            return False
-        except (PodwatchError, OSError):
-            self.chooser.failed_fetches += 1
-            raise
-        finally:
-            self.context.restoring = None
-        self.chooser.failed_fetches = 0
-        await tools.journal.run(Journal.learn, FROM_STORE, restored.wandb)
-        self._say_fetched(choice.step, restored)
-        await tools.blocking(tools.catalogue.rescan)
-        return True
-
-    def _say_fetched(self, step: int, restored: "Restored") -> None:
+    async def finish_moves(self, *, beside_training: bool) -> None:
+        """Finish the moves that were interrupted, unless a trainer runs: the files there now may be its new ones."""
         tools = self.context.tools
-        tools.say(EventName.RESTORED, f"fetched step {step} from the store", step=step)
-        if restored.moved:
-            count = counted(len(restored.moved), "entry", "entries")
-            text = (
-                f"moved {count} to quarantine: step {step} was not complete here. `podwatch quarantine list` shows it"
-            )
-            tools.say(EventName.QUARANTINED, text, step=step, entries=len(restored.moved))
+        unfinished = await tools.blocking(quarantine.unfinished, tools.workspace)
+        for data in unfinished:
+            step = quarantine.leave_as_it_is if beside_training else quarantine.carry_out
+            await tools.blocking(step, tools.workspace, data)
+        if unfinished:
+            await tools.blocking(tools.catalogue.rescan)
 
     # -- move to quarantine -------------------------------------------------------------------------------------------
 
@@ -232,6 +191,7 @@ class Starter:
                 yielded=False,  # podwatch owns the trainer that it starts now
             )
 
+        self.context.committed = True
         await tools.run_file.edit(starting)
         if prepared.removed:
             tools.say(
@@ -312,7 +272,7 @@ class Starter:
         """The branch of the chosen checkpoint, as the store names it, which the first start on this pod continues."""
         stored = self.context.tools.stored
         known = next((s.lineage for s in stored if (s.step, s.here) == (choice.step, choice.save_id)), "")
-        return known or (self.chooser.followed if choice.source == "store" else "")
+        return known or self.context.followed.get(-1 if choice.step is None else choice.step, "")
 
     def _entered(self, run: RunState, choice: Choice, newest: int | None, start: TrainerStart) -> RunState:
         """Return ``run`` with this start: going back on request, stepping back, or a fresh start opens a branch."""
@@ -324,3 +284,25 @@ class Starter:
         back = run.wanted is not None or run.below is not None
         known = self._known_branch(choice) if run.last_start is None else ""
         return entered(run, start, chosen=chosen, back=back, opens=back, known_branch=known)
+
+
+# -- whether two nodes see the same checkpoint ------------------------------------------------------------------------
+
+
+def files_of(layout: Layout, step: int) -> str:
+    """A hash of the names and sizes of all files of the checkpoint that a resume needs; empty: absent or not readable.
+    Without times, which clients of one network file system round differently. Blocks."""
+    try:
+        scans = [scan_part(part) for part in layout.steps().get(step, ()) if part.required]
+    except OSError:
+        return ""
+    if any(scan.error for scan in scans) or not any(scan.found.present for scan in scans):
+        return ""
+    digest = hashlib.sha256()
+    for found in (scan.found for scan in scans):
+        digest.update(f"\0{found.part.name}\0{found.present}".encode())
+        for file in found.files:
+            digest.update(f"\0{file.path}\0{file.size}".encode("utf-8", "surrogateescape"))
+        for link in found.symlinks:
+            digest.update(f"\0{link.path}\0{link.target}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]

@@ -40,52 +40,6 @@ LAST_WORD_SECONDS: Final = 30.0
 """Seconds that a cancelled operation waits for a file operation in progress."""
 
 
-AT_ANY_TIME: Final = frozenset(
-    {
-        Phase.LOOKING,
-        Phase.STARTING,
-        Phase.CONFIRMING,
-        Phase.RUNNING,
-        Phase.ATTACHED,
-        Phase.STOPPING,
-        Phase.STOPPED,
-        Phase.BLOCKED,
-        Phase.PAUSED,
-        Phase.OBSERVING,
-    }
-)
-"""May follow every phase: an operator's request, a problem, a pause, a lost lease or a trainer that is found on the pod
-can end any operation, and the next one shows its own first phase."""
-
-FOLLOWERS: Final[Mapping[Phase, frozenset[Phase]]] = {
-    before: frozenset(Phase(name) for name in after.split())
-    for before, after in {
-        Phase.IDLE: "looking attached",
-        Phase.LOOKING: "starting confirming running attached stopping blocked backoff gave-up stopped finished idle"
-        " observing",
-        Phase.STARTING: "confirming looking blocked backoff gave-up finished",
-        Phase.CONFIRMING: "running stopping ending backoff gave-up",
-        Phase.RUNNING: "stopping ending backoff gave-up",
-        Phase.ATTACHED: "stopping ending blocked backoff gave-up idle",
-        Phase.ENDING: "stopping",
-        Phase.STOPPING: "looking starting evaluating blocked backoff gave-up stopped finished ending",
-        Phase.EVALUATING: "looking starting blocked backoff gave-up finished",
-        Phase.BLOCKED: "looking starting attached running stopped ending backoff gave-up finished idle",
-        Phase.PAUSED: "looking starting stopping ending backoff gave-up finished idle",
-        Phase.OBSERVING: "looking attached running ending backoff gave-up idle",
-        Phase.BACKOFF: "looking starting blocked attached finished",
-        Phase.GAVE_UP: "looking starting attached finished",
-        Phase.STOPPED: "looking attached backoff gave-up idle",
-        Phase.FINISHED: "looking attached",
-    }.items()
-}
-"""What follows a phase in the ordinary course; docs/architecture.md shows it."""
-
-
-def may_follow(before: Phase, after: Phase) -> bool:
-    return after is before or after in AT_ANY_TIME or after in FOLLOWERS[before]
-
-
 @dataclass(frozen=True, slots=True)
 class RecoveryState:
     """``since`` is monotonic, ``next_try_wall`` epoch seconds. ``step`` is the one last resumed from (None: fresh).
@@ -278,6 +232,11 @@ class Tools:
     def standing(self) -> Decision:
         """The lease decision: whether this pod may train. Without a store every pod may."""
         return Decision(LeaseAction.HOLD, publish=True) if self.store.lease is None else self.store.lease.decision
+
+    @property
+    def store_error(self) -> str:
+        """Why the store does not answer; empty if it does."""
+        return "" if self.store.lease is None else self.store.lease.status().error
 
     @property
     def stored(self) -> tuple[StoredCheckpoint, ...]:

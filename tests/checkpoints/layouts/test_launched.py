@@ -10,7 +10,7 @@ from podwatch.checkpoints.shapes import Site
 from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import layout_of
 from podwatch.recovery.choose import other_world
-from podwatch.recovery.resume_point import saved_by
+from podwatch.recovery.observe import saved_by
 from tests.support.golden import GOLDENS
 
 
