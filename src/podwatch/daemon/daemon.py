@@ -381,6 +381,7 @@ class Daemon:
         """Stop everything in reverse order; each step has its own deadline, so that the shutdown never hangs."""
         host, leaving = self._host, self._host.exit
         host.systemd.stopping()
+        self._parts.recovery.leave()
         self._jobs.stop()
         budget = await self._time_left()
         await self._ending.leaving()

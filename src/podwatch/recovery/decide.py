@@ -130,7 +130,9 @@ class Now:
     @property
     def verdict(self) -> Finding | None:
         """The first finding that asks for something and is confirmed."""
-        return next((f for f in self.findings if f.verdict is not Verdict.NONE and f.confirmed), None)
+        cancelled = self.facts.trainer is not None and self.run.stop_cancelled_for == self.facts.trainer.start_id
+        asks = [f for f in self.findings if f.verdict is not Verdict.NONE and f.confirmed]
+        return next((f for f in asks if f.verdict is not Verdict.STOP or not cancelled), None)
 
     @property
     def end_judged(self) -> Finding | None:
@@ -267,8 +269,6 @@ def a_finding_asks(now: Now) -> Decision | None:
     if finding.verdict is Verdict.FINISH:
         return Decision(Phase.STOPPING, finding.summary, action=Finish(finding))
     if finding.verdict is Verdict.STOP:
-        if now.run.stop_cancelled_for == now.ours.start_id:
-            return None
         newest = now.newest
         above = None if finding.kind is FindingKind.DISK_NO_ROOM else NO_CHECKPOINT if newest is None else newest
         return Decision(Phase.ENDING, finding.summary, edit=WantStop(finding, above))
@@ -350,7 +350,7 @@ def its_operator_may_start_it_again(now: Now) -> Decision | None:
 
 def an_evaluation_runs(now: Now) -> Decision | None:
     pending = now.facts.evaluation
-    if pending is None or now.lease.why_not:
+    if pending is None or (now.wants_training and now.lease.why_not):
         return None
     if not (now.run.evaluation if now.wants_training else pending.idle):
         return None
@@ -499,6 +499,16 @@ ROWS: Final[tuple[Row, ...]] = (
 def decide(facts: Facts, findings: Sequence[Finding], settings: "Settings") -> Decision:
     """What podwatch does about training now. Total: every state of the pod has an answer."""
     return _first(ROWS, Now(facts, findings, settings))
+
+
+def nothing_else_trains(facts: Facts, settings: "Settings") -> bool:
+    """Whether nothing else on the pod trains this run, or may: what a start asks once more before it changes
+    anything."""
+    now = Now(facts, (), settings)
+    if now.ours is not None or now.search is None:
+        return False
+    others = (another_supervisor_holds_the_run, an_operator_started_a_trainer, something_may_train_already)
+    return all(row(now) is None for row in others)
 
 
 def _first(rows: Sequence[Row], now: Now) -> Decision:
