@@ -107,7 +107,7 @@ class Commands:
     async def stop_training(self, params: dict[str, Any]) -> dict[str, Any]:
         after_save = bool(params.get("after_save"))
         await self._parts.recovery.requests.stop(after_save=after_save)
-        if self._parts.recovery.handle is None:
+        if self._parts.recovery.handle is None and not self._parts.recovery.busy:
             return {"message": "no training is running, and podwatch starts none until `podwatch start`"}
         if after_save:
             return _told("podwatch stops training after its next save (at once if no save can come)")
@@ -277,7 +277,7 @@ class Commands:
                 f"Invalid value for the pause: {seconds!r} s (expected at most 30 days)",
                 fix="omit the time for a pause without end",
             )
-        busy = "; the stop or start in progress is finished first" if self._parts.recovery.state.acting else ""
+        busy = "; a stop or a start that has begun is finished first" if self._parts.recovery.state.acting else ""
         text = {name: str(params.get(name) or "")[:200] for name in ("by", "reason")}
         begun = await self._maintenance.begin(seconds, **text)
         message = f"{described(begun)}: podwatch stops and starts no training{busy}"

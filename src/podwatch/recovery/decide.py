@@ -8,6 +8,8 @@ operator does.
 An ``Edit`` changes only run.json; the same turn then decides again. An ``Action`` changes the pod; no second one
 begins before it has ended. A wait is an answer without either.
 
+A podwatch that leaves asks no more (``Recovery.leave``): what is recorded is finished by the next one.
+
 "Ours" is the tree of the last start, supervised or attached. Readings that are older than the end of our last trainer
 show that trainer, so they count as absent (``Now.search``, ``Now.held``).
 
@@ -175,19 +177,6 @@ class Now:
 # -- the rows ----------------------------------------------------------------------------------------------------------
 
 
-def podwatch_leaves(now: Now) -> Decision | None:
-    leaving = now.facts.leaving
-    if leaving is None:
-        return None
-    if now.ours is None:
-        return Decision(_watching(now), f"podwatch ends: {leaving.why}")
-    if not leaving.preempted:
-        return Decision(_watching(now), f"podwatch ends, and training continues: {leaving.why}")
-    if leaving.saves_are_safe:
-        return Decision(Phase.STOPPING, leaving.why, action=Stop(now.ours.start_id, leaving.why))
-    return Decision(_watching(now), f"{leaving.why}: podwatch stores the newest save before training ends")
-
-
 def another_supervisor_holds_the_run(now: Now) -> Decision | None:
     if now.ours is not None or now.search is None or not now.search.lock_holder:
         return None
@@ -224,9 +213,8 @@ def podwatch_only_watches(now: Now) -> Decision | None:
 def the_run_belongs_elsewhere(now: Now) -> Decision | None:
     if now.ours is None:
         return None
-    ended = "" if now.facts.nodes is None else now.facts.nodes.ended
     left_to_operator = now.run.yielded and now.ours.attached
-    why = ended or (now.lease.why_not if now.lease.stop and not left_to_operator else "")
+    why = now.lease.why_not if now.lease.stop and not left_to_operator else ""
     return Decision(Phase.STOPPING, why, action=Stop(now.ours.start_id, why)) if why else None
 
 
@@ -377,8 +365,6 @@ def no_training_is_wanted(now: Now) -> Decision | None:
 
 
 def the_run_is_held_elsewhere(now: Now) -> Decision | None:
-    if now.facts.nodes is not None and (waits := now.facts.nodes.waits or now.facts.nodes.ended):
-        return Decision(Phase.BLOCKED, waits)
     lease = now.lease
     if not lease.why_not or (lease.act is LeaseAction.ASK and now.run.despite_store):
         return None
@@ -471,7 +457,6 @@ def training_starts(now: Now) -> Decision:
 Row: TypeAlias = Callable[[Now], Decision | None]
 
 ROWS: Final[tuple[Row, ...]] = (
-    podwatch_leaves,
     another_supervisor_holds_the_run,
     a_stop_is_unfinished,
     podwatch_only_watches,
