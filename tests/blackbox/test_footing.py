@@ -211,23 +211,6 @@ def kept_full(directory: Path) -> Iterator[None]:
         (directory / "filler").unlink()
 
 
-def use_up_the_reserve(path: Path) -> None:
-    """As some 5,000 events do. In a process that is killed: a connection that is closed would tidy up."""
-    code = """
-import os, sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("PRAGMA wal_autocheckpoint = 0")
-for size in (1 << 16, 1 << 12, 1):
-    try:
-        while True:
-            connection.execute("INSERT INTO padding (filler) VALUES (zeroblob(?))", (size,))
-    except sqlite3.OperationalError:
-        pass
-os._exit(0)
-"""
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
-
-
 def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True, capture_output=True)
 
@@ -263,9 +246,7 @@ def test_a_disk_that_fills_up_while_podwatch_runs_is_left_and_used_again(rig: Ri
     running(daemon, rig, step=20)
     with kept_full(small_state):
         with daemon.standing_still():
-            database(rig).with_name("journal.sqlite.ballast").unlink(missing_ok=True)
             fill(small_state)
-            use_up_the_reserve(database(rig))
         found = guards(daemon, "no space left")
         assert "still restarts training" in found["summary"], "a start has its reserved space"
         kill_engine(rig)
