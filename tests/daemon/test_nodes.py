@@ -12,9 +12,9 @@ import pytest
 from podwatch.config.settings import NodesSettings
 from podwatch.daemon.nodes import READ_AT_ONCE, Gang, GangFiles, OwnNode
 from podwatch.domain.earlier_attempts import Host
+from podwatch.domain.engine_and_attempt import Place
 from podwatch.domain.errors import RemoteError
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.node_from_engine import Place
 from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure
 from podwatch.policy.exit_code import Blame, JobEnd, Outcome, judge
 from podwatch.policy.nodes import ECHO_SECONDS

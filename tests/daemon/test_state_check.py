@@ -241,7 +241,7 @@ async def test_a_disk_that_hangs_is_waited_for_until_its_deadline(
     monkeypatch.setattr(Journal, "open", hang)
     journal = await open_journal(tmp_path / "journal.sqlite", SystemClock())
     assert journal.obstacle is not None
-    assert journal.obstacle.in_memory
+    assert journal.obstacle.blank
     assert "has not answered" in journal.obstacle.what
     assert journal.open_incident("hang", "kept in memory").id > 0
     answer.set()

@@ -119,10 +119,11 @@ class PodEnder:
         return known.tries if known is not None and known.end == end.id else 0
 
     async def _try(self, end: PodEnd, number: int) -> str:
-        """Run it once; returns why it failed, empty if it succeeded. Counted on the disk before it runs."""
+        """Run it once; returns why it failed, empty if it succeeded. Counted before it runs: on a full disk
+        in memory alone, because a machine that is not ended is billed."""
         settings = self._config.settings.end_pod
         try:
-            await self._journal.run(Journal.record, TRIED, Tried(end.id, number).to_json())
+            await self._journal.run(Journal.learn, TRIED, Tried(end.id, number).to_json())
         except HostError as error:
             return f"it cannot be recorded: {error}"
         stored = "everything is stored" if end.stored else "NOT everything is stored"

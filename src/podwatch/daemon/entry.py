@@ -29,8 +29,8 @@ from podwatch.daemon.variables_of_own_processes import (
     TAKE_OVER,
     UNDER_INIT,
 )
+from podwatch.domain.engine_and_attempt import place_of
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.node_from_engine import place_of
 from podwatch.system.child import few_arenas
 from podwatch.trainer.supervisor_files import PROGRAM
 

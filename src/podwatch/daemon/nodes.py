@@ -25,10 +25,9 @@ from podwatch.config.settings import NodesSettings, Settings
 from podwatch.daemon.ask_and_record_attempts import JobVerdicts, run_gpus
 from podwatch.daemon.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.earlier_attempts import Host
-from podwatch.domain.engine_and_attempt import instance
+from podwatch.domain.engine_and_attempt import Place, instance, place_of
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.node_from_engine import Place, place_of
 from podwatch.domain.nodes import (
     GangEnd,
     GangRecord,

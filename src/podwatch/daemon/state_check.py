@@ -12,7 +12,6 @@ StateCheck tries again until all of it works.
 
 import asyncio
 import os
-import sqlite3
 import threading
 from functools import partial
 from pathlib import Path
@@ -136,9 +135,7 @@ class StateCheck:
             return why
         if mutation is Mutation.RESTART:
             return self._room
-        if obstacle is None or (mutation is Mutation.FRESH_START and not obstacle.in_memory):
-            return ""
-        return obstacle.text
+        return obstacle.text if obstacle is not None and obstacle.blank else ""
 
     def _why_nothing(self) -> str:
         """Why podwatch may change nothing at all."""
@@ -249,7 +246,7 @@ class StateCheck:
         if self._journal.obstacle is not None and (self._lock is None or self._lock.complete):
             try:
                 self._journal.return_to_disk()
-            except (PodwatchError, OSError, sqlite3.Error):
+            except PodwatchError:
                 return
 
     async def _try_run_file(self) -> None:

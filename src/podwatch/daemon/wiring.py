@@ -36,8 +36,8 @@ from podwatch.daemon.state_check import Exits, StateCheck
 from podwatch.daemon.store_wiring import no_backup
 from podwatch.disk.leftovers import Measurements
 from podwatch.disk.remove import Remover
+from podwatch.domain.engine_and_attempt import Place
 from podwatch.domain.errors import HostError, PodwatchError
-from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import register
 from podwatch.recovery.context import RecoveryContext

@@ -19,8 +19,8 @@ from podwatch.domain.document import (
     shown,
 )
 from podwatch.domain.earlier_attempts import Host
+from podwatch.domain.engine_and_attempt import MOST_NODES
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.secrets import scrub
 
 N = TypeVar("N", bound="_NodeDocument")

@@ -17,14 +17,12 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TextIO
 
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Severity
 from podwatch.domain.secrets import scrub_all
-from podwatch.system.child import importing_without
-
-with importing_without("rich"):  # for tracebacks, which podwatch formats itself
-    import structlog
-    from structlog.typing import EventDict, WrappedLogger
 
 # -- writing of log lines --------------------------------------------------------------------------------------------
 # A terminal stopped with Ctrl-S or a full pipe must not block the sensing loop. The queue is bounded; dropped lines

@@ -9,7 +9,6 @@ import pytest
 from tests.daemon.backup.backup_world import World
 from tests.support.b2server import BUCKET, B2Server
 from tests.support.hurry import hurrying
-from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 from tests.support.warm import children
 
 
