@@ -1,15 +1,13 @@
 """The HTTP server: uvicorn in the daemon's event loop, with bounded connections and requests, and the listening socket.
 
-uvicorn alone has no time limit for a request head (only for keep-alive), limits the size of a head only if it arrives
-in pieces, lets idle connections block active ones, handles signals, and wakes ten times a second. A connection has one
-request: then its limits are those of the request, and nothing has to be counted between two.
+uvicorn alone has no time limit for a request (only for keep-alive), no limit for a body, lets idle connections block
+active ones, handles signals, and wakes ten times a second. A connection has one request: then its limits are those of
+the request, and nothing has to be counted between two.
 """
 
 import asyncio
 import contextlib
 import errno
-import http
-import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -22,13 +20,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from podwatch.domain.errors import HostError, PermissionDenied
 
-HEAD_SECONDS = 5.0
-"""Deadline of a request head. A client on loopback takes milliseconds."""
 CONNECTION_SECONDS = 30.0
-"""Deadline of the answer: answers are fast, so that only slow readers are dropped."""
+"""From the first byte of a request to the last one of its answer: answers are fast, so that only slow clients are
+dropped."""
 MAX_HEAD_BYTES = 16 << 10
-MAX_LINE_BYTES = 4 << 10
-MAX_HEADERS = 64
+"""Of a head that comes in pieces; one that comes at once has at most what a socket hands over at once, 256 KiB."""
 MAX_BODY_BYTES = 64 << 10
 """No endpoint reads a body; a heartbeat can have a small one."""
 MAX_CONNECTIONS = 64
@@ -40,7 +36,6 @@ ACCEPT_AT_ONCE = 16
 """Less than MAX_IDLE, so that a connection survives the two rounds of accepting until its first bytes are read."""
 BACKLOG = 512
 PORT_TRIES = 20
-_HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 
 class Crowd:
@@ -61,7 +56,6 @@ class Crowd:
         """The request of this client has come."""
         if (connection := self.idle.pop(address, None)) is not None:
             self.busy[address] = connection
-            connection.asked()
         while len(self.busy) > MAX_BUSY:
             self._drop(self.busy)
 
@@ -75,20 +69,16 @@ class Crowd:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 with size limits of head and body, and deadlines of head and answer."""
+    """HTTP/1.1 whose connections have a deadline."""
 
     crowd: Crowd
-    head_seconds = HEAD_SECONDS
-    connection_seconds = CONNECTION_SECONDS
+    seconds = CONNECTION_SECONDS
     address: tuple[str, int]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = transport
-        self._head: bytearray | None = bytearray()
-        """What has come of the head; None once the request is known."""
-        self._body_left = MAX_BODY_BYTES
-        self._limit(self.head_seconds)
+        self._timer = asyncio.get_running_loop().call_later(self.seconds, self.abort)
         host, port, *_ = transport.get_extra_info("peername") or ("", 0)
         self.address = (str(host), int(port))
         self.crowd.wait(self)
@@ -98,47 +88,8 @@ class BoundedProtocol(H11Protocol):
         self._timer.cancel()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        if self._connection.is_closing():
-            return
-        if self._head is None:
-            self._body_left -= len(data)
-            if self._body_left < 0:
-                self.abort()
-                return
-        else:
-            self._head += data
-            if status := _refused_head(self._head):
-                self._refuse(status)
-                return
-        super().data_received(data)
-
-    def asked(self) -> None:
-        self._head = None
-        self._timer.cancel()
-        self._limit(self.connection_seconds)
-
     def abort(self) -> None:
         self._connection.abort()
-
-    def _limit(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
-
-    def _refuse(self, status: int) -> None:
-        text = f"{status} {http.HTTPStatus(status).phrase}"
-        fields = ["Connection: close", "Content-Type: text/plain", f"Content-Length: {len(text) + 1}"]
-        self._connection.write("\r\n".join([f"HTTP/1.1 {text}", *fields, "", f"{text}\n"]).encode())
-        self._connection.close()
-
-
-def _refused_head(data: bytearray) -> int:
-    """The HTTP status that refuses the head received so far; 0 while it is within the limits."""
-    end = _HEAD_END.search(data)
-    size = end.end() if end else len(data)
-    line = data.find(b"\n", 0, size)
-    if (line if line >= 0 else size) > MAX_LINE_BYTES:
-        return 414
-    return 431 if size > MAX_HEAD_BYTES or data.count(b"\n", 0, size) > MAX_HEADERS + 2 else 0
 
 
 class OneRequest:
@@ -157,8 +108,11 @@ class OneRequest:
 
         sizes = [value for name, value in scope["headers"] if name == b"content-length"]
         large = any(not size.isdigit() or len(size) > 9 or int(size) > MAX_BODY_BYTES for size in sizes)
-        while not large and (await receive()).get("more_body"):
-            pass  # who still sends meets a closed connection, and never reads the answer
+        came, more = 0, True
+        while more and not large:  # who still sends meets a closed connection, and never reads the answer
+            message = await receive()
+            came, more = came + len(message.get("body", b"")), message.get("more_body", False)
+            large = came > MAX_BODY_BYTES
         await (Response(status_code=413) if large else self._app)(scope, receive, closing)
 
 
@@ -189,13 +143,10 @@ class LoopServer(uvicorn.Server):
         self._leave.set()
 
 
-def make_server(
-    app: Any, *, head_seconds: float = HEAD_SECONDS, connection_seconds: float = CONNECTION_SECONDS
-) -> LoopServer:
-    """A server for ``app``; both limits in seconds."""
+def make_server(app: Any, *, seconds: float = CONNECTION_SECONDS) -> LoopServer:
+    """A server for ``app``. ``seconds``: how long a connection lives."""
     crowd = Crowd()
-    limits = {"crowd": crowd, "head_seconds": head_seconds, "connection_seconds": connection_seconds}
-    protocol = type("Protocol", (BoundedProtocol,), limits)
+    protocol = type("Protocol", (BoundedProtocol,), {"crowd": crowd, "seconds": seconds})
     return LoopServer(
         uvicorn.Config(
             OneRequest(app, crowd),

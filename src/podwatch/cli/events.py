@@ -7,11 +7,13 @@ they are shared and pasted into issues.
 
 import contextlib
 import os
+import select
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -214,10 +216,6 @@ def _bundled_logs(bundle: Path) -> dict[str, list[str]]:
     return {path.name: path.read_text(errors="replace").splitlines() for path in found}
 
 
-_BLOCK = 1 << 16
-LOG_POLL_SECONDS = 0.5
-
-
 @click.command("logs", short_help="Print the end of the trainer's log.")
 @common
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines, through rotations, until Ctrl-C.")
@@ -232,30 +230,45 @@ def logs(where: Where, follow: bool, lines: int) -> None:
             "no log file known",
             fix="start podwatch; if podwatch did not start the trainer, read the trainer's own log",
         )
-    path = Path(name)
-    file = _open(path)
+    _refuse_unreadable(Path(name))
     _learn_secrets(where)
-    try:
-        _last_lines(file, lines)
+    words = ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", name]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
+        assert tail.stdout is not None
         held = b""
-        """The unfinished last line: half a secret would not be recognised."""
-        while follow:
-            block = file.read(_BLOCK)
-            whole, newline, rest = (held + block).rpartition(b"\n")
-            held = rest if block and len(rest) < _BLOCK else b""
-            _write(whole + newline if held else whole + newline + rest)
-            if not block:
-                time.sleep(LOG_POLL_SECONDS)
-                file = _reopened(file, path)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        file.close()
+        """The line that is still being written: half a secret would not be recognised."""
+        try:
+            while block := _read_what_is_there(tail.stdout.fileno()):
+                whole, newline, rest = (held + block).rpartition(b"\n")
+                held = rest if len(rest) < MOST_AT_ONCE else b""
+                if held and not select.select([tail.stdout], [], [], UNFINISHED_SECONDS)[0]:
+                    held = b""  # a progress bar
+                _write(whole + newline if held else whole + newline + rest)
+            _write(held)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            tail.kill()
 
 
-def _open(path: Path) -> BinaryIO:
+MOST_AT_ONCE = 1 << 20
+UNFINISHED_SECONDS = 0.5
+PAUSE_SECONDS = 0.05
+"""Between two writes of `tail` that belong together."""
+
+
+def _read_what_is_there(descriptor: int) -> bytes:
+    """What comes without a pause, so that a secret of several lines is seen whole; empty at the end."""
+    found = block = os.read(descriptor, MOST_AT_ONCE)
+    while block and len(found) < MOST_AT_ONCE and select.select([descriptor], [], [], PAUSE_SECONDS)[0]:
+        block = os.read(descriptor, MOST_AT_ONCE)
+        found += block
+    return found
+
+
+def _refuse_unreadable(path: Path) -> None:
     try:
-        return path.open("rb")
+        path.open("rb").close()
     except PermissionError as error:
         raise PermissionDenied(
             "Permission denied: cannot read the log", where=str(path), fix="run the command as root"
@@ -264,19 +277,6 @@ def _open(path: Path) -> BinaryIO:
         raise HostError(
             f"cannot read the log: {error.strerror}", where=str(path), fix="see `podwatch status`"
         ) from error
-
-
-def _last_lines(file: BinaryIO, lines: int) -> None:
-    """Print the last ``lines`` lines, reading backwards in blocks."""
-    position = file.seek(0, os.SEEK_END)
-    tail = b""
-    while position > 0 and tail.count(b"\n") <= lines:
-        step = min(_BLOCK, position)
-        position = file.seek(position - step)
-        tail = file.read(step) + tail
-    file.seek(0, os.SEEK_END)
-    kept = tail.splitlines(keepends=True)
-    _write(b"".join(kept[-lines:] if lines else []))
 
 
 def _learn_secrets(where: Where) -> None:
@@ -298,17 +298,3 @@ def _write(data: bytes) -> None:
         text = "".join(c if c.isprintable() or c in "\n\t" else "" for c in text)
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.flush()
-
-
-def _reopened(file: BinaryIO, path: Path) -> BinaryIO:
-    """The same file, from its start after a truncation; the new file after a rotation."""
-    try:
-        now, open_one = path.stat(), os.fstat(file.fileno())
-    except OSError:
-        return file
-    if (now.st_dev, now.st_ino) != (open_one.st_dev, open_one.st_ino):
-        file.close()
-        return _open(path)
-    if now.st_size < file.tell():
-        file.seek(0)
-    return file
