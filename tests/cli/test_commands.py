@@ -158,7 +158,7 @@ def test_events_without_a_daemon_come_from_the_journal(machine):
     assert "\x1b" not in text
     recent = machine.podwatch("events", "-c", config, "--since", "1h", "--json").stdout.splitlines()
     assert [json.loads(x)["name"] for x in recent] == ["pruned"]
-    assert "hang: no step for 40 min -> open" in machine.podwatch("incidents", "-c", config).stdout
+    assert "hang: no step for 40 min -> still open" in machine.podwatch("incidents", "-c", config).stdout
     bad = machine.podwatch("events", "-c", config, "--since", "yesterday")
     assert bad.returncode == 64
     assert "2h" in bad.stderr
@@ -173,7 +173,10 @@ def test_an_incident_shows_what_the_engine_said(machine):
     done = {"resolution": "restarted from step 5", "lost_steps": 6, "closed_wall": incident.opened_wall + 77}
     journal.update_incident(incident.id, bundle=str(bundle), **done)
     journal.close()
-    assert "died -> restarted from step 5 (6 steps lost)" in machine.podwatch("incidents", "-c", config).stdout
+    assert (
+        "died -> restarted from step 5 (6 steps lost, no training for 77 s)"
+        in machine.podwatch("incidents", "-c", config).stdout
+    )
     lines = machine.podwatch("incidents", "-c", config, "1").stdout.splitlines()
     assert "lost      6 steps" in lines
     assert any(line.endswith("after 77 s") for line in lines)

@@ -21,7 +21,6 @@ from podwatch.cli.common import (
     ask_if_it_runs,
     clean,
     common,
-    find_daemon,
     json_option,
     print_json,
     say,
@@ -95,15 +94,12 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
 @json_option
 def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
     """Protect a checkpoint: podwatch never deletes it, here or in the store. Works without a daemon."""
-    if find_daemon(where) is not None:
-        say(ask(where, "pin", {"step": step, "reason": reason}, purpose="pin a checkpoint"), as_json=as_json)
-        return
-    with _state(where) as file:
-        file.edit_now(lambda run: run.pinned(step, (reason or "by hand")[:200]))
-    say(
-        {"message": f"step {step} is pinned: podwatch never deletes it, here or in the store", "step": step},
-        as_json=as_json,
-    )
+    answer = ask_if_it_runs(where, "pin", {"step": step, "reason": reason})
+    if answer is None:
+        with _state(where) as file:
+            file.edit_now(lambda run: run.pinned(step, (reason or "by hand")[:200]))
+        answer = {"message": f"step {step} is pinned: podwatch never deletes it, here or in the store", "step": step}
+    say(answer, as_json=as_json)
 
 
 @command.command("unpin")
@@ -112,14 +108,14 @@ def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
 @json_option
 def unpin(where: Where, step: int, as_json: bool) -> None:
     """Remove the protection of a pinned checkpoint. Works without a daemon."""
-    if find_daemon(where) is not None:
-        say(ask(where, "unpin", {"step": step}, purpose="unpin a checkpoint"), as_json=as_json)
-        return
-    with _state(where) as file:
-        if step not in file.current.pins:
-            raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
-        file.edit_now(lambda run: run.unpinned(step))
-    say({"message": f"step {step} is no longer pinned", "step": step}, as_json=as_json)
+    answer = ask_if_it_runs(where, "unpin", {"step": step})
+    if answer is None:
+        with _state(where) as file:
+            if step not in file.current.pins:
+                raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
+            file.edit_now(lambda run: run.unpinned(step))
+        answer = {"message": f"step {step} is no longer pinned", "step": step}
+    say(answer, as_json=as_json)
 
 
 @contextmanager
@@ -421,22 +417,16 @@ def list_quarantine(where: Where, as_json: bool) -> None:
 @json_option
 def return_quarantine(where: Where, number: int, as_json: bool) -> None:
     """Move quarantine NUMBER back to its place. podwatch refuses while training runs, which could read the files."""
-    if find_daemon(where) is not None:
-        answer = ask(where, "quarantine_return", {"id": number}, purpose="move the quarantine back", timeout=120.0)
-        say(answer, as_json=as_json)
-        return
-    from podwatch.cli.offline import load
-    from podwatch.daemon.paths_and_run_lock import workspace_of
-    from podwatch.recovery.quarantine import give_back
+    answer = ask_if_it_runs(where, "quarantine_return", {"id": number}, timeout=120.0)
+    if answer is None:
+        from podwatch.cli.offline import load
+        from podwatch.daemon.paths_and_run_lock import workspace_of
+        from podwatch.recovery.quarantine import give_back
 
-    back = give_back(workspace_of(load(where)).probe(), number)
-    say(
-        {
-            "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
-            "paths": [str(p) for p in back],
-        },
-        as_json=as_json,
-    )
+        back = give_back(workspace_of(load(where)).probe(), number)
+        message = f"moved {counted(len(back), 'entry', 'entries')} back from quarantine"
+        answer = {"message": message, "paths": [str(p) for p in back]}
+    say(answer, as_json=as_json)
 
 
 def quarantine_line(entry: "Entry", now: float) -> str:

@@ -199,6 +199,23 @@ def say(answer: Mapping[str, Any], *, as_json: bool) -> None:
         click.echo(clean(answer.get("message", "done")))
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time above zero, such as 90s, 5m or 2h, in seconds. (Only new versions of click have a generic ParamType.)"""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        from podwatch.config.units import parse_duration
+
+        try:
+            seconds = parse_duration(value)
+        except ValueError:
+            seconds = 0.0
+        if seconds <= 0:
+            self.fail(f'{value!r} is not a duration: write for example "5m" or "2h"', param, ctx)
+        return seconds
+
+
 def moment(option: str, text: str) -> float | None:
     """Epoch seconds of "2h" (2 hours ago) or of an RFC 3339 time; None for an empty text. UsageError."""
     if not text:

@@ -20,10 +20,13 @@ import click
 from podwatch.cli.ask_daemon import ask_status
 from podwatch.cli.common import Where, ask_if_it_runs, clean, common, for_terminal, json_option, moment, print_json
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
+from podwatch.domain.finding import Agreement, counted
 from podwatch.domain.secrets import scrub
 from podwatch.domain.times import amount, from_rfc3339, local, span
 
 if TYPE_CHECKING:
+    from podwatch.domain.account_document import LossDocument
+    from podwatch.domain.status_document import IncidentDocument
     from podwatch.journal import Journal
     from podwatch.policy.run_cost import Account
 
@@ -93,30 +96,34 @@ def incidents(where: Where, incident_id: int | None, as_json: bool) -> None:
     if incident_id is not None and not found:
         raise UsageError(f"incident {incident_id} not found", fix="list them with `podwatch incidents`")
     if as_json:
-        print_json(found[0] if incident_id is not None else {"schema_version": 1, "incidents": found})
+        documents = [one.to_json() for one in found]
+        print_json(documents[0] if incident_id is not None else {"schema_version": 1, "incidents": documents})
     elif incident_id is not None:
         click.echo("\n".join([*describe_incident(found[0], time.time()), *log_lines(found[0])]))
     else:
-        click.echo("\n".join(incident_line(i, time.time()) for i in found) or NONE)
+        from podwatch.reporting.rows import incident_text
+
+        now = time.time()
+        click.echo("\n".join(f"{one.id:>4}  {clean(incident_text(one, now))}" for one in found) or NONE)
 
 
 NONE = "no incidents: podwatch has handled no failure of this run; `podwatch status` shows what needs attention"
 
 
-def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
-    """Incident documents, newest first, from the daemon, else from the journal on disk."""
+def fetch_incidents(where: Where, incident_id: int | None) -> "list[IncidentDocument]":
+    """Newest first, from the daemon, else from the journal on disk."""
+    from podwatch.domain.status_document import IncidentDocument
+
     answer = ask_if_it_runs(where, "incidents", {"id": incident_id})
     if answer is not None:
-        return list(answer["incidents"])
+        return [IncidentDocument.from_json(found) for found in answer["incidents"]]
     from podwatch.cli.offline import read_journal
     from podwatch.reporting.json_documents import incident_document
 
     with read_journal(where) as journal:
         account = kept_account(journal)
-        if incident_id is not None:
-            one = journal.incident(incident_id)
-            return [] if one is None else [incident_document(one, account).to_json()]
-        return [incident_document(i, account).to_json() for i in journal.incidents()]
+        found = journal.incidents() if incident_id is None else filter(None, [journal.incident(incident_id)])
+        return [incident_document(one, account) for one in found]
 
 
 def kept_account(journal: "Journal") -> "Account | None":
@@ -128,82 +135,57 @@ def kept_account(journal: "Journal") -> "Account | None":
     return None if spent is None else account(spent, journal.incidents(), time.time(), price=Price())
 
 
-def incident_line(incident: Mapping[str, Any], now: float) -> str:
-    """One incident as one line."""
-    done = clean(incident.get("resolution") or "") or ("open" if incident.get("open") else "closed")
-    at = local(from_rfc3339(incident.get("opened_at")), now)
-    if incident.get("lost_steps") is not None:
-        done += f" ({_lost(incident['lost_steps'])})"
-    return f"{incident.get('id'):>4}  {at}  {clean(incident.get('kind'))}: {clean(incident.get('summary'))} -> {done}"
-
-
-def _lost(steps: object) -> str:
-    return "no step lost" if steps == 0 else "1 step lost" if steps == 1 else f"{clean(steps)} steps lost"
-
-
-def describe_incident(incident: Mapping[str, Any], now: float) -> list[str]:
+def describe_incident(incident: "IncidentDocument", now: float) -> list[str]:
     """Everything about one incident, evidence included."""
-    opened, closed = from_rfc3339(incident.get("opened_at")), from_rfc3339(incident.get("closed_at"))
-    lines = [f"incident {incident.get('id')}: {clean(incident.get('kind'))}, {clean(incident.get('summary'))}"]
-    lines.append(f"opened    {local(opened, now)}")
+    opened, closed, lost = incident.opened_at, incident.closed_at, incident.lost_steps
+    rows = [("opened", local(opened, now))]
     if opened is not None and closed is not None:
-        lines.append(f"closed    {local(closed, now)}, after {span(closed - opened)}")
-    for label, key in (
-        ("done", "resolution"),
-        ("resumed", "resumed_step"),
-        ("lost", "lost_steps"),
-        ("files", "bundle"),
-    ):
-        if incident.get(key) not in (None, ""):
-            text = _lost(incident[key]).removesuffix(" lost") if label == "lost" else clean(incident[key])
-            lines.append(f"{label:<9} {text}")
-    if cost := incident_cost(incident):
-        lines.append(f"cost      {cost}")
-    evidence = incident.get("evidence")
-    for item in evidence if isinstance(evidence, list) else []:
-        if isinstance(item, dict):
-            lines.append(
-                f"evidence  {clean(item.get('signal'))}: {clean(item.get('value'))} ({_weight(item.get('agreement'))})"
-            )
-    return lines
+        rows.append(("closed", f"{local(closed, now)}, after {span(closed - opened)}"))
+    rows.append(("done", incident.resolution))
+    rows.append(("resumed", "" if incident.resumed_step is None else str(incident.resumed_step)))
+    rows.append(("lost", "" if lost is None else counted(lost, "step")))
+    rows.append(("files", incident.bundle))
+    rows.append(("cost", "" if incident.cost is None else _loss(incident.cost)))
+    for item in () if isinstance(incident.evidence, str) else incident.evidence:
+        rows.append(("evidence", f"{item.signal}: {item.value} ({_WEIGHTS[item.agreement]})"))
+    return [
+        f"incident {incident.id}: {clean(incident.kind)}, {clean(incident.summary)}",
+        *(f"{label:<9} {clean(text)}" for label, text in rows if text),
+    ]
 
 
-def incident_cost(incident: Mapping[str, Any]) -> str:
-    """What the incident has cost, as far as podwatch knows; empty if it does not."""
-    cost = incident.get("cost")
-    if not isinstance(cost, dict):
-        return ""
-    text = f"{span(cost.get('without_training_seconds') or 0.0)} without training"
-    if cost.get("lost_training_seconds"):
-        text += f", {span(cost['lost_training_seconds'])} of training lost"
-    if cost.get("money") is not None:
-        text += f", {amount(cost['money'], cost.get('currency'))}"
-    return text
+def _loss(cost: "LossDocument") -> str:
+    text = f"{span(cost.without_training_seconds)} without training"
+    if cost.lost_training_seconds:
+        text += f", {span(cost.lost_training_seconds)} of training lost"
+    return text if cost.money is None else f"{text}, {amount(cost.money, cost.currency)}"
 
 
-def _weight(agreement: object) -> str:
-    """The meaning of a piece of evidence for the verdict."""
-    words = {"agrees": "confirms it", "disagrees": "contradicts it", "unavailable": "not observed"}
-    return words.get(str(agreement), clean(agreement))
+_WEIGHTS = {
+    Agreement.AGREES: "confirms it",
+    Agreement.DISAGREES: "contradicts it",
+    Agreement.UNAVAILABLE: "not observed",
+}
+"""What a piece of evidence means for the verdict."""
 
 
-def log_lines(incident: Mapping[str, Any]) -> list[str]:
+def log_lines(incident: "IncidentDocument") -> list[str]:
     """The relevant last log lines from the incident bundle, without those of the incident before; empty without a
     bundle."""
     from podwatch.journal.explaining_line import highlights, since
 
-    bundle = clean(incident.get("bundle") or "")
-    if not bundle:
+    if not incident.bundle:
         return []
+    bundle = Path(incident.bundle)
     try:
-        logs = _bundled_logs(Path(bundle))
+        logs = _bundled_logs(bundle)
     except OSError as error:
         return [f"logs      cannot be read: {error.strerror} ({clean(bundle)})"]
     before: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
-        earlier = [int(p.name) for p in Path(bundle).parent.iterdir() if p.name.isdecimal()]
-        last = max((number for number in earlier if number < int(incident.get("id") or 0)), default=None)
-        before = {} if last is None else _bundled_logs(Path(bundle).with_name(str(last)))
+        earlier = [int(p.name) for p in bundle.parent.iterdir() if p.name.isdecimal()]
+        last = max((number for number in earlier if number < incident.id), default=None)
+        before = {} if last is None else _bundled_logs(bundle.with_name(str(last)))
     new = {name: since(before.get(name, ()), lines) for name, lines in logs.items()}
     return [f"log       {name}: {clean(line)}" for name, line in highlights(new)]
 

@@ -7,13 +7,14 @@ supervisor of the running trainer is not part of the service, so training contin
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from podwatch.cli.common import Where, clean, common
-from podwatch.cli.install_plan import Key, Plan, executable, plan_install, plan_key
+from podwatch.cli.install_plan import Plan, executable, key_for_service, plan_install
 from podwatch.cli.systemd_service import (
     ETC,
     Origin,
@@ -52,7 +53,7 @@ def command(where: Where, dry_run: bool, no_start: bool) -> None:
         _keep_private(service.key_file)
     settings, config = _load(where, service)
     plan = plan_install(settings, config, executable(), name=where.run)
-    key = plan_key(settings, service, os.environ)
+    key = key_for_service(settings, service, os.environ)
     if dry_run:
         _write(plan, key, dry_run=True)
         click.echo("\n".join(f"note: {clean(note)}" for note in plan.notes), nl=bool(plan.notes))
@@ -64,7 +65,12 @@ def command(where: Where, dry_run: bool, no_start: bool) -> None:
         systemctl("daemon-reload")
     for note in plan.notes:
         click.echo(f"note: {clean(note)}")
-    _bring_up(service, settings, changed=changed, no_start=no_start, missing_key=key.missing)
+    if key is not None and not key:
+        click.echo(
+            f"note: NOT BACKED UP: no key of the store found. Put it into {service.key_file} (mode 0600), then"
+            f" `systemctl restart {service.unit}`"
+        )
+    _bring_up(service, settings, changed=changed, no_start=no_start)
 
 
 def _require_service(where: Where) -> None:
@@ -141,8 +147,9 @@ def _origin(path: Path, text: str) -> Origin | None:
         raise HostError(f"cannot read the file: {error.strerror}", where=str(path)) from error
 
 
-def _write(plan: Plan, key: Key, *, dry_run: bool) -> bool:
+def _write(plan: Plan, key: Mapping[str, str] | None, *, dry_run: bool) -> bool:
     """Write what is missing or differs, or only say what would be written. True when anything changed."""
+    from podwatch.cli.config import env_lines
     from podwatch.system.files import atomic_write
     from podwatch.system.own_directories import own_directory
 
@@ -154,11 +161,11 @@ def _write(plan: Plan, key: Key, *, dry_run: bool) -> bool:
                 click.echo(f"{'would create' if dry_run else 'created  '} {directory}")
                 if not dry_run:
                     directory.mkdir(mode=0o755 if directory.parent == Path("/") else 0o700)
-        if key.text:
-            click.echo(f"{did} {plan.service.key_file} (mode 0600): {_names(key)}")
+        if key:
+            click.echo(f"{did} {plan.service.key_file} (mode 0600): {', '.join(key)} from this shell")
             if not dry_run:
                 own_directory(ETC, 0o755)
-                atomic_write(plan.service.key_file, key.text, 0o600)
+                atomic_write(plan.service.key_file, env_lines(key, "podwatch install"), 0o600)
         for path, text in plan.files:
             by = _origin(path, text)
             if by is None:
@@ -182,14 +189,9 @@ def _write(plan: Plan, key: Key, *, dry_run: bool) -> bool:
     return changed
 
 
-def _names(key: Key) -> str:
-    return f"{', '.join(key.names)} from this shell" if key.names else "empty, for the store's key"
-
-
-def _bring_up(service: Service, settings: "Settings", *, changed: bool, no_start: bool, missing_key: bool) -> None:
+def _bring_up(service: Service, settings: "Settings", *, changed: bool, no_start: bool) -> None:
     """Enable the service, start it, or restart it where its files or podwatch's version changed."""
     from podwatch import __version__
-    from podwatch.config.store_kinds import kind_of
 
     unit = service.unit
     if show(unit, "UnitFileState") != "enabled":
@@ -197,14 +199,6 @@ def _bring_up(service: Service, settings: "Settings", *, changed: bool, no_start
         click.echo(f"enabled   {unit}: it starts with the machine")
     running = active(unit)
     verb = "restart" if running else "start"
-    if missing_key:
-        kind = kind_of(settings.sync.store)
-        names = " and ".join(kind.key) if kind is not None else "its variables"
-        raise ConfigurationError(
-            "the service is installed, but not started: the store's key is missing",
-            where=str(service.key_file),
-            fix=f"put {names} there (mode 0600), then run `podwatch install` again",
-        )
     version = running_version(settings.run_id, settings.state_dir) if running else ""
     if running and not changed and version in ("", __version__):
         click.echo(f"{unit} is running with these files: nothing to do")

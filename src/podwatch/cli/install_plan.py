@@ -24,16 +24,6 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The store's key for the service: the text of the key file to write (empty: nothing), with the names in it, and
-    whether the service would be without a key."""
-
-    text: str = ""
-    names: tuple[str, ...] = ()
-    missing: bool = False
-
-
 def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "") -> Plan:
     """The plan for a configuration. With ``name`` an instance, podwatch@NAME.
 
@@ -67,27 +57,19 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
     return Plan(service, files, make, tuple(_notes(command)))
 
 
-def plan_key(settings: "Settings", service: Service, environ: Mapping[str, str]) -> Key:
-    """The key that the service will find, or that ``environ`` (this shell's) has. An S3 store's credentials can also be
-    where AWS's tools look, so none is missing there. ConfigurationError, PermissionDenied for a file that cannot be
-    used."""
-    from podwatch.cli.config import env_lines
+def key_for_service(settings: "Settings", service: Service, environ: Mapping[str, str]) -> dict[str, str] | None:
+    """What to write into the service's key file: the key that ``environ`` (this shell's) has; empty if there is none,
+    or if the file is an operator's. None where the service finds a key: in its file, the trainer's, or, for S3,
+    possibly where AWS's tools look. ConfigurationError, PermissionDenied for a file that cannot be used."""
     from podwatch.config.store_kinds import kind_of
 
     kind = kind_of(settings.sync.store)
-    if kind is None or not kind.key:
-        return Key()
-    there = variables_of(service.key_file)
-    if _is_written(settings, there):
-        return Key()
+    if kind is None or not kind.key or _is_written(settings, variables_of(service.key_file)):
+        return None
     here = {name: environ[name] for name in (*kind.key, *kind.more) if environ.get(name)}
-    if not set(kind.key) <= here.keys():
-        here = {}
-    if not here and settings.sync.store.startswith("s3:"):
-        return Key()
-    if there or (not here and service.key_file.exists()):
-        return Key(missing=True)
-    return Key(env_lines(here, "podwatch install"), tuple(here), missing=not here)
+    if set(kind.key) <= here.keys() and not service.key_file.exists():
+        return here
+    return None if settings.sync.store.startswith("s3:") else {}
 
 
 def _is_written(settings: "Settings", variables: Mapping[str, str]) -> bool:

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, for_terminal, json_option, print_json
+from podwatch.cli.common import (
+    Duration,
+    MonitoringCommand,
+    Where,
+    clean,
+    colours,
+    common,
+    for_terminal,
+    json_option,
+    print_json,
+)
 from podwatch.cli.offline import checked_run_id, opened
 from podwatch.domain.errors import PodwatchError
 
@@ -20,30 +30,11 @@ _COLOURS = ("green", "yellow", "red", "magenta")
 store_option = click.option("--store", metavar="URL", default="", help="The store; no configuration is needed then.")
 
 
-class _Span(click.ParamType):  # type: ignore[type-arg]
-    """A duration such as 90s, 5m or 2h, in seconds. (Only new versions of click have a generic ParamType.)"""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        from podwatch.config.units import parse_duration
-
-        if isinstance(value, float):
-            return value
-        try:
-            return float(parse_duration(value))
-        except ValueError:
-            self.fail(f'{value!r} is not a duration: write for example "5m" or "2h"', param, ctx)
-
-
-_SPAN = _Span()
-
-
 @click.command("check", cls=MonitoringCommand, short_help="Is a run well? From anywhere with a read key.")
 @common
 @click.argument("run_id", metavar="[RUN]", default="")
 @store_option
-@click.option("--dead-after", type=_SPAN, help="Without a heartbeat for so long, the run is dead. Default: 5m.")
+@click.option("--dead-after", type=Duration(), help="Without a heartbeat for so long, the run is dead. Default: 5m.")
 @json_option
 def check(where: Where, run_id: str, store: str, dead_after: float | None, as_json: bool) -> None:
     """Judge a run by its heartbeat, its claims and its newest checkpoint in the store, one line each; without
