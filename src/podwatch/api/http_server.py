@@ -21,86 +21,49 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from podwatch.domain.errors import HostError, PermissionDenied
 
 CONNECTION_SECONDS = 30.0
-"""From the first byte of a request to the last one of its answer: answers are fast, so that only slow clients are
-dropped."""
+"""How long a connection lives: answers are fast, so that only slow clients are dropped."""
 MAX_HEAD_BYTES = 16 << 10
 """Of a head that comes in pieces; one that comes at once has at most what a socket hands over at once, 256 KiB."""
 MAX_BODY_BYTES = 64 << 10
 """No endpoint reads a body; a heartbeat can have a small one."""
 MAX_CONNECTIONS = 64
-MAX_IDLE = 48
-"""Most connections without a request."""
-MAX_BUSY = 48
-"""Most connections with a request: the other slots are for the requests that come next, /livez among them."""
+"""The oldest one is dropped for a new one, so that a new request is always read, one for /livez among them."""
 ACCEPT_AT_ONCE = 16
-"""Less than MAX_IDLE, so that a connection survives the two rounds of accepting until its first bytes are read."""
+"""Much less than MAX_CONNECTIONS, so that a connection survives the rounds of accepting until it has its answer."""
 BACKLOG = 512
 PORT_TRIES = 20
 
 
-class Crowd:
-    """The open connections of one server. A new one is always accepted and a new request always read: the oldest idle
-    or busy one is dropped for it."""
-
-    def __init__(self) -> None:
-        self.idle: dict[tuple[str, int], BoundedProtocol] = {}
-        self.busy: dict[tuple[str, int], BoundedProtocol] = {}
-
-    def wait(self, connection: "BoundedProtocol") -> None:
-        """The connection waits for its request."""
-        self.idle[connection.address] = connection
-        while len(self.idle) > MAX_IDLE or len(self.idle) + len(self.busy) > MAX_CONNECTIONS:
-            self._drop(self.idle)
-
-    def ask(self, address: tuple[str, int]) -> None:
-        """The request of this client has come."""
-        if (connection := self.idle.pop(address, None)) is not None:
-            self.busy[address] = connection
-        while len(self.busy) > MAX_BUSY:
-            self._drop(self.busy)
-
-    def leave(self, connection: "BoundedProtocol") -> None:
-        for group in (self.idle, self.busy):
-            if group.get(connection.address) is connection:
-                del group[connection.address]
-
-    def _drop(self, group: "dict[tuple[str, int], BoundedProtocol]") -> None:
-        group.pop(next(iter(group))).abort()
-
-
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 whose connections have a deadline."""
+    """HTTP/1.1 whose connections have a deadline, and whose number has a limit."""
 
-    crowd: Crowd
     seconds = CONNECTION_SECONDS
-    address: tuple[str, int]
+    open_ones: "dict[BoundedProtocol, None]"
+    """The connections of one server, the oldest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._connection = transport
-        self._timer = asyncio.get_running_loop().call_later(self.seconds, self.abort)
-        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
-        self.address = (str(host), int(port))
-        self.crowd.wait(self)
+        self._timer = asyncio.get_running_loop().call_later(self.seconds, transport.abort)
+        self.open_ones[self] = None
+        while len(self.open_ones) > MAX_CONNECTIONS:
+            oldest = next(iter(self.open_ones))
+            del self.open_ones[oldest]
+            oldest._connection.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.crowd.leave(self)
+        self.open_ones.pop(self, None)
         self._timer.cancel()
         super().connection_lost(exc)
 
-    def abort(self) -> None:
-        self._connection.abort()
-
 
 class OneRequest:
-    """Tells the crowd of each request, refuses a body that is too large, and lets each answer end its connection."""
+    """Refuses a body that is too large, and lets each answer end its connection."""
 
-    def __init__(self, app: ASGIApp, crowd: Crowd) -> None:
-        self._app, self._crowd = app, crowd
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._crowd.ask(tuple(scope["client"] or ()))
-
         async def closing(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["Connection"] = "close"
@@ -145,11 +108,10 @@ class LoopServer(uvicorn.Server):
 
 def make_server(app: Any, *, seconds: float = CONNECTION_SECONDS) -> LoopServer:
     """A server for ``app``. ``seconds``: how long a connection lives."""
-    crowd = Crowd()
-    protocol = type("Protocol", (BoundedProtocol,), {"crowd": crowd, "seconds": seconds})
+    protocol = type("Protocol", (BoundedProtocol,), {"open_ones": {}, "seconds": seconds})
     return LoopServer(
         uvicorn.Config(
-            OneRequest(app, crowd),
+            OneRequest(app),
             http=protocol,
             ws="none",
             lifespan="off",
