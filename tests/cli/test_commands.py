@@ -131,6 +131,16 @@ def test_events_and_incidents_from_the_daemon(guarded):
     assert guarded.podwatch("incidents", "2").returncode == 64
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("pause --for soon", 64), ("pause --for 0s", 64), ("runs check --store file:///x --dead-after soon", 3)],
+)
+def test_a_duration_that_is_none_is_refused_in_one_line(machine, words, code):
+    refused = machine.podwatch(*words.split())
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (code, 1)
+    assert "5m" in refused.stderr
+
+
 def test_checkpoints_from_the_daemon(guarded):
     assert "uploading" in guarded.podwatch("checkpoints").stdout
 

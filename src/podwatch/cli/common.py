@@ -206,13 +206,15 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         from podwatch.config.units import parse_duration
+        from podwatch.domain.errors import UsageError
 
+        where, fix = f"{param.opts[0]} {value}", 'write for example "5m" or "2h"'
         try:
             seconds = parse_duration(value)
-        except ValueError:
-            seconds = 0.0
+        except ValueError as error:
+            raise UsageError(str(error), where=where, fix=fix) from error
         if seconds <= 0:
-            self.fail(f'{value!r} is not a duration: write for example "5m" or "2h"', param, ctx)
+            raise UsageError("the duration must be above zero", where=where, fix=fix)
         return seconds
 
 
