@@ -79,7 +79,7 @@ class Rig:
 
 @pytest.fixture
 async def rig():
-    made = Rig(head_seconds=20.0, connection_seconds=60.0)
+    made = Rig(seconds=60.0)
     await made.server.start()
     yield made
     await made.server.stop()
@@ -88,7 +88,7 @@ async def rig():
 @pytest.fixture
 async def hasty():
     """One that drops who is slow: also us, now and then, on a busy machine."""
-    made = Rig(head_seconds=0.3, connection_seconds=1.0)
+    made = Rig(seconds=1.0)
     await made.server.start()
     yield made
     await made.server.stop()
@@ -190,7 +190,7 @@ def basic(password: str, user: str = "me") -> str:
 
 @contextlib.asynccontextmanager
 async def served(**options):
-    made = Rig(head_seconds=20.0, connection_seconds=60.0, **options)
+    made = Rig(seconds=60.0, **options)
     await made.server.start()
     try:
         yield made
@@ -394,7 +394,7 @@ async def test_a_head_that_is_too_long_is_refused(rig):
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
     writer.write(b"GET /status HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * (serving.MAX_HEAD_BYTES + 10))
     answer = await asyncio.wait_for(reader.read(), 5)
-    assert answer.startswith(b"HTTP/1.1 431")
+    assert answer.startswith(b"HTTP/1.1 400")
     writer.close()
 
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from podwatch.api.http_access import HEADERS, HostCheck, HostRule, PasswordCheck, unchecked
-from podwatch.api.http_server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server
+from podwatch.api.http_server import CONNECTION_SECONDS, LoopServer, bind, make_server
 from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
 from podwatch.reporting.daemon_view import DaemonView
@@ -76,7 +76,7 @@ class Source(Protocol):
 
 class HttpServer:
     """The HTTP server. ``start`` returns once the port is bound and ``url`` is set. ``token`` is part of the address of
-    progress pings. ``password`` (empty: none): see ``PasswordCheck``."""
+    progress pings. ``password`` (empty: none): see ``PasswordCheck``. ``seconds``: how long a connection lives."""
 
     def __init__(
         self,
@@ -87,11 +87,10 @@ class HttpServer:
         *,
         password: str = "",
         allowed_hosts: Iterable[str] = (),
-        head_seconds: float = HEAD_SECONDS,
-        connection_seconds: float = CONNECTION_SECONDS,
+        seconds: float = CONNECTION_SECONDS,
     ) -> None:
         self._host, self._port = host, port
-        self._limits = {"head_seconds": head_seconds, "connection_seconds": connection_seconds}
+        self._seconds = seconds
         self._app = make_app(source, token, host=host, password=password, allowed_hosts=allowed_hosts)
         self._server: LoopServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +103,7 @@ class HttpServer:
         listener = bind(self._host, self._port)
         self.port = int(listener.getsockname()[1])
         shown = f"[{self._host}]" if ":" in self._host else self._host
-        self._server = make_server(self._app, **self._limits)
+        self._server = make_server(self._app, seconds=self._seconds)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({listening, self._task}, return_when=asyncio.FIRST_COMPLETED)

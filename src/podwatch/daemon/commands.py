@@ -25,7 +25,6 @@ from podwatch.reporting.json_documents import (
     checkpoint_document,
     event_document,
     incident_document,
-    inspection_document,
     inventory_document,
 )
 from podwatch.reporting.status import build_status
@@ -63,7 +62,7 @@ class Commands:
     def table(self) -> Mapping[str, Handler]:
         """Method name -> coroutine."""
         methods = (
-            self.status, self.start, self.restart, self.restart_plan, self.stop_training, self.checkpoints, self.verify,
+            self.status, self.start, self.restart, self.restart_plan, self.stop_training, self.checkpoints,
             self.sync, self.prune_plan, self.prune, self.pin, self.unpin, self.quarantine_return, self.clean,
             self.events, self.incidents, self.reload, self.shutdown, self.pause, self.unpause, self.preempt,
             self.evaluate,
@@ -152,27 +151,6 @@ class Commands:
             raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
         await self._parts.run.file.edit(lambda run: run.unpinned(step))
         return {"message": f"step {step} is no longer pinned", "step": step}
-
-    async def verify(self, params: dict[str, Any]) -> dict[str, Any]:
-        wanted = _step(params)
-        # Without a step only complete ones: a checkpoint that is being written is not damaged.
-        steps = [
-            s.step
-            for s in self._parts.checkpoints.catalogue.sets
-            if s.step == wanted or (wanted is None and s.complete)
-        ]
-        if wanted is not None and not steps:
-            raise UsageError(
-                f"checkpoint of step {wanted} not found", fix="`podwatch checkpoints` lists the checkpoints"
-            )
-        answers = []
-        for step in steps:
-            try:
-                looked = await self._parts.checkpoints.worker.call(self._parts.checkpoints.catalogue.inspect, step)
-            except HostError:
-                continue  # the trainer removed it since
-            answers.append(inspection_document(step, looked.reasons, looked.notes, looked.checked))
-        return {"steps": answers}
 
     async def sync(self, params: dict[str, Any]) -> dict[str, Any]:
         if reason := self._parts.run.guard.blocked_reason(Mutation.PUBLISH):

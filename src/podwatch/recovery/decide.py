@@ -428,7 +428,7 @@ def the_gpus_are_held(now: Now) -> Decision | None:
         return Decision(Phase.STARTING, f"waiting: {what}")
     if not (gpu.inference or gpu.trainer) and not any(name.startswith("port ") for name in held or ()):
         return None  # it may be anything else's
-    fix = "end the process that holds it, or run `podwatch clean --gpu`"
+    fix = "end the process that holds it"
     return Decision(Phase.BLOCKED, f"podwatch cannot start training yet: {what}", fix, kind=FindingKind.BLOCKED)
 
 

@@ -24,7 +24,7 @@ class Shown:
     ) -> None:
         self.shown, self.lines, self.day, self.asked = list(shown), lines, day, 0
         self.server = HttpServer(
-            "127.0.0.1", 0, self, "t", password=password, head_seconds=60.0, connection_seconds=600.0
+            "127.0.0.1", 0, self, "t", password=password, seconds=600.0
         )  # a busy machine takes longer than a client may
 
     def view(self) -> Any:

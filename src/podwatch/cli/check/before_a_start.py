@@ -51,7 +51,7 @@ def leftovers(settings: Settings) -> Iterator[Line]:
                 found.append(f"{pid} {status.name}{stuck}")
     if found:
         text = f"processes of an earlier start still running: {len(found)} ({', '.join(found[:SHOWN])})"
-        yield Line("leftovers", "fail", text, "end them; `podwatch clean --gpu` ends those on a GPU")
+        yield Line("leftovers", "fail", text, "end them with `kill PID`")
     else:
         yield Line("leftovers", "ok", "no process of an earlier start is running")
 
