@@ -1,7 +1,7 @@
 """Turns as JSON, and the difference between two of them: the lines of a recording. Pure.
 
-A change is written as ``{"field": change}`` for an object, ``{"3": change}`` for items of a list that kept its length,
-``{"~": [first, last, [items]]}`` for one that did not (so many items kept at either end, new ones between), and
+A change is written as ``{"field": change}`` for a dataclass, ``{"3": change}`` for items of a tuple that kept its
+length, ``{"~": [first, last, [items]]}`` for one that did not (so many items kept at either end, new ones between), and
 ``{"=": whole}`` for an object given whole. Everything else is the new value itself; ``{"#": "inf"}`` is a number that
 JSON lacks, and a character that it lacks is written as U+FFFD.
 
@@ -12,10 +12,10 @@ does not know is ignored, and anything else that does not fit raises ValueError,
 import json
 import math
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Any, cast, get_type_hints
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -40,34 +40,28 @@ FREE_TEXT = frozenset(
 """Text from outside that may hold a secret; it is masked before it is written (promise 11)."""
 
 
-def change(old: Snapshot | None, new: Snapshot, mask: Mask = str) -> dict[str, Any]:
-    """The change from ``old`` (None: none) to ``new``. ``mask`` goes over text from outside."""
-    if old is None:
-        return {WHOLE: _json(new, mask)}
-    found: dict[str, Any] = {}
-    for name, _ in _fields(Snapshot):
-        before, after = getattr(old, name), getattr(new, name)
-        if before is not after and before != after:
-            found[name] = _difference(_json(before, mask), _json(after, mask))
-    return found
+def change(old: Any, new: Any, mask: Mask = str, *, masked: bool = False) -> Any:
+    """The change from ``old`` to ``new``."""
+    if is_dataclass(new) and type(old) is type(new):
+        return {
+            name: change(before, after, mask, masked=free)
+            for name, free in _fields(cast("Any", type(new)))
+            if not _same(before := getattr(old, name), after := getattr(new, name))
+        }
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        return _items(old, new, mask)
+    whole = _json(new, mask, masked)
+    return {WHOLE: whole} if is_dataclass(new) else whole
 
 
-def _difference(old: Any, new: Any) -> Any:
-    """The change between two values as JSON has them."""
-    if isinstance(old, dict) and isinstance(new, dict) and NO_JSON not in new:
-        return {name: _difference(old[name], value) for name, value in new.items() if old[name] != value}
-    if isinstance(old, list) and isinstance(new, list):
-        return _items(old, new)
-    return {WHOLE: new} if isinstance(new, dict) and NO_JSON not in new else new
-
-
-def _items(old: list[Any], new: list[Any]) -> dict[str, Any]:
+def _items(old: tuple[Any, ...], new: tuple[Any, ...], mask: Mask) -> dict[str, Any]:
     if len(old) == len(new):
-        return {str(n): _difference(a, b) for n, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
+        pairs = enumerate(zip(old, new, strict=True))
+        return {str(n): change(before, after, mask) for n, (before, after) in pairs if not _same(before, after)}
     shorter = min(len(old), len(new))
-    first = next((n for n in range(shorter) if old[n] != new[n]), shorter)
-    last = next((n for n in range(shorter - first) if old[-1 - n] != new[-1 - n]), shorter - first)
-    return {SPLICE: [first, last, new[first : len(new) - last]]}
+    first = next((n for n in range(shorter) if not _same(old[n], new[n])), shorter)
+    last = next((n for n in range(shorter - first) if not _same(old[-1 - n], new[-1 - n])), shorter - first)
+    return {SPLICE: [first, last, _json(new[first : len(new) - last], mask)]}
 
 
 def _json(value: Any, mask: Mask, masked: bool = False) -> Any:
@@ -91,60 +85,76 @@ def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
     return tuple((one.name, f"{kind.__name__}.{one.name}" in FREE_TEXT) for one in fields(kind))
 
 
+def _same(old: Any, new: Any) -> bool:
+    return old is new or old == new
+
+
 class Turns:
     """The turns of a segment, one after the other."""
 
     def __init__(self) -> None:
-        self._whole: dict[str, Any] = {}
-        self._values: dict[str, Any] = {}
+        self._last: Snapshot | None = None
 
     def next(self, line: bytes | str) -> Snapshot:
         """The turn after the one before. Raises ValueError, TypeError or RecursionError."""
         found = json.loads(line, object_hook=_number, parse_constant=_number_of)
-        if not isinstance(found, dict) or not (self._whole or WHOLE in found):
-            raise ValueError("the first turn of a segment is whole")
-        if WHOLE in found:
-            self._values = {}
-        self._whole = _applied(self._whole, found)
-        kinds = get_type_hints(Snapshot)
-        changed = self._whole.keys() if WHOLE in found else found.keys()
-        for name in changed & kinds.keys():
-            self._values[name] = _adapter(kinds[name]).validate_json(json.dumps(self._whole[name]), strict=True)
-        return Snapshot(**self._values)
+        self._last = cast("Snapshot", _applied(Snapshot, self._last, found))
+        return self._last
 
 
-def _applied(old: Any, found: Any) -> Any:
-    """``old``, as JSON has it, after the change."""
+def _applied(kind: Any, old: Any, found: Any) -> Any:
+    """``old``, of the type ``kind``, after the change. What did not change is not checked again."""
     if not isinstance(found, dict):
-        return found
+        return _value(kind, found)
     if WHOLE in found:
-        return found[WHOLE]
-    if isinstance(old, dict):
-        return {**old, **{name: _applied(old.get(name), inner) for name, inner in found.items()}}
-    if not isinstance(old, list):
+        return _value(kind, found[WHOLE])
+    kinds = _kinds(kind)
+    if is_dataclass(old):
+        known = {name: inner for name, inner in found.items() if name in kinds}
+        changed = {name: _applied(kinds[name], getattr(old, name), inner) for name, inner in known.items()}
+        return replace(cast("Any", old), **changed)
+    if not isinstance(old, tuple):
         raise ValueError("a change of a value that does not exist")
     if SPLICE in found:
-        return _spliced(old, found[SPLICE])
+        return _spliced(kind, old, found[SPLICE])
     items = list(old)
     for key, inner in found.items():
         if not key.isdecimal() or len(key) > 6 or int(key) >= len(items):
             raise ValueError(f"there is no item {key!r:.60}")
-        items[int(key)] = _applied(items[int(key)], inner)
-    return items
+        items[int(key)] = _applied(kinds.get(key, kinds.get("...")), items[int(key)], inner)
+    return tuple(items)
 
 
-def _spliced(old: list[Any], found: Any) -> list[Any]:
+def _spliced(kind: Any, old: tuple[Any, ...], found: Any) -> tuple[Any, ...]:
     match found:
         case [int(first), int(last), list(between)] if min(first, last) >= 0 and first + last <= len(old):
             if first + last + len(between) > MAX_ITEMS:
                 raise ValueError(f"more than {MAX_ITEMS} items")
-            return [*old[:first], *between, *(old[len(old) - last :] if last else ())]
+            return (*old[:first], *_value(kind, between), *(old[len(old) - last :] if last else ()))
     raise ValueError(f"{found!r:.60} is no change of {len(old)} items")
+
+
+def _value(kind: Any, found: Any) -> Any:
+    return _adapter(kind).validate_json(json.dumps(found), strict=True)
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+@cache
+def _kinds(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields, or of a tuple's items by number ("...": of each)."""
+    if type(None) in get_args(kind):
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
+    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    if origin is tuple:
+        return {"...": arguments[0]} if arguments[1:] == (...,) else {str(n): one for n, one in enumerate(arguments)}
+    bound = dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False))
+    hints = get_type_hints(origin) if is_dataclass(origin) else {}
+    free = {name: getattr(hint, "__parameters__", ()) for name, hint in hints.items()}
+    return {name: hint[tuple(bound[p] for p in free[name])] if free[name] else hint for name, hint in hints.items()}
 
 
 def _number(found: dict[str, Any]) -> Any:
