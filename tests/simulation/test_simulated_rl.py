@@ -161,7 +161,7 @@ def test_a_resume_goes_on_after_its_step_once_podwatch_has_cleaned_up(run: Run) 
     process.wait()
     for path in run.layout.ahead_of(4):
         until(lambda path=path: _remove(path))
-    resume = run.layout.resume_command(run.settings.trainer.command, 4, "auto", {})
+    resume = run.layout.resume_command(run.settings.trainer.command, 4, run.settings.trainer.resume_args, {})
     run.start(*resume.argv[len(run.settings.trainer.command) :])
     until(lambda: "Resuming training from checkpoint step 4" in run.text())
     until(lambda: run.step() >= 8)
