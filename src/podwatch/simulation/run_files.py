@@ -27,6 +27,7 @@ LAYOUT = {
     "require": ["*.json"],
     "last": {f"*{INDEX}": ["*"]},
     "also_ahead": ["rollouts/step_{step}", "broadcasts/step_{step}"],
+    "table": {"first_step_after": 1},
     "step_line": r"Step (\d+) \| .*Loss",
     "processes": {
         "trainer": ["bin/torchrun"],
