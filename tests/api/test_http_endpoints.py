@@ -7,7 +7,6 @@ import http.client
 import json
 import signal
 import socket
-from dataclasses import replace
 
 import pytest
 
@@ -167,17 +166,12 @@ async def test_the_page_has_a_strict_policy_and_no_secret(rig):
     assert b"epoch 1\nkey is [removed] &lt;script&gt;" in body
 
 
-async def test_the_plots_are_drawn_once_a_minute_and_only_for_a_reader(rig):
+async def test_the_last_day_is_a_document_and_only_read_on_request(rig):
+    await rig.get("/")
     assert rig.drawn == 0
-    first = (await rig.get("/"))[1]
-    assert b'data-stamp="29497200"' in first
-    for _ in range(3):
-        assert b"data-stamp=" in (await rig.get("/"))[1].split(b"<script>")[0]
-        assert b"data-stamp=" not in (await rig.get("/?drawn=29497200"))[1].split(b"<script>")[0]
-    assert rig.drawn == 1
-    rig.shown = replace(rig.shown, now_wall=rig.shown.now_wall + 60)
-    assert b'data-stamp="29497201"' in (await rig.get("/?drawn=29497200"))[1]
-    assert rig.drawn == 2
+    status, body, headers = await rig.get("/history")
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert json.loads(body)["moments"] == [moment.to_json() for moment in await rig.history()]
 
 
 SHOWING = ("/", "/status", "/events", "/metrics", "/nothing")

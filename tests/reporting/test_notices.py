@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from podwatch.config.settings import NotifySettings
 from podwatch.detection.merge import cost
 from podwatch.domain.event import Change, Event, EventName, Incident, Notice
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.snapshot import TrainingMetrics, observed
 from podwatch.policy.alerts import NoticeState, body, channel_of, cost_of, digest_due, lowest_of, on_event, on_turn
 from podwatch.policy.run_cost import Price, Spent, account
 from podwatch.reporting import digest
@@ -114,24 +112,8 @@ def nights(price: Price) -> dict[str, Notice]:
 
 
 def digests() -> dict[str, Notice]:
-    def metrics(reward: float, kl: float) -> Any:
-        steps = tuple(TrainingMetrics(n, 0.0, (("reward", reward + n / 100), ("kl", kl))) for n in range(3))
-        return observed(steps, views.NOW)
-
-    def at(view: Any, reward: float = 0.4, kl: float = 0.03) -> Any:
-        return views.changed(view, snapshot=replace(view.facts.pod, training=metrics(reward, kl)))
-
-    def sent(view: Any, before: digest.Totals) -> Notice:
-        document = build_status(view)
-        now = digest.totals(document, digest.recent(view.facts.pod.training.value or ()), WALL)
-        return digest.notice(document, now, before)
-
-    yesterday = digest.Totals(WALL - 86_400, 40, 0, 300.0, 0, lost_money=0.5, reward=0.31, kl=0.02)
-    return {
-        "digest-good-night": sent(at(views.healthy()), replace(yesterday, failures=1)),
-        "digest-bad-night": sent(at(views.gave_up()), yesterday),
-        "digest-not-backed-up": sent(views.not_backed_up(), digest.Totals(WALL - 86_400, failures=0, steps_lost=0)),
-    }
+    shown = {"good-night": views.healthy(), "bad-night": views.gave_up(), "not-backed-up": views.not_backed_up()}
+    return {f"digest-{name}": digest.notice(build_status(view), WALL) for name, view in shown.items()}
 
 
 PRICED = nights(Price(4.2, "EUR")) | digests()
@@ -222,15 +204,7 @@ def test_a_digest_is_due_once_in_its_time_whatever_the_clock_does() -> None:
     assert not digest_due(WALL, WALL + day, 0.0), "off"
 
 
-def test_the_totals_survive_a_restart_and_other_versions() -> None:
-    document = build_status(views.healthy())
-    kept = digest.totals(document, {"reward": 0.4}, WALL)
-    assert digest.Totals.kept(kept.to_json()) == kept
-    assert digest.Totals.kept({**kept.to_json(), "new": 1}) == kept
-    assert [digest.Totals.kept(broken) for broken in (None, {}, [], {"wall": "x"})] == [None] * 4
-
-
-def test_a_metric_is_the_mean_of_its_last_finite_values() -> None:
-    values = [float("nan"), 1e9, *[1.0, 3.0] * 10]
-    steps = [TrainingMetrics(n, 0.0, (("reward", value), ("loss", 1.0))) for n, value in enumerate(values)]
-    assert digest.recent(steps) == {"reward": 2.0}
+def test_the_time_of_the_last_digest_survives_a_restart_and_other_versions() -> None:
+    kept = digest.LastDigest(WALL)
+    assert digest.LastDigest.kept({**kept.to_json(), "new": 1}) == kept
+    assert [digest.LastDigest.kept(broken) for broken in (None, {}, [], {"wall": "x"})] == [None] * 4

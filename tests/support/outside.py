@@ -122,7 +122,6 @@ def enums() -> dict[str, list[str]]:
         "gpu state": snapshot.GpuState,
         "server health": snapshot.Health,
         "server liveness": snapshot.Liveness,
-        "server kind": snapshot.ServerKind,
         "step source": snapshot.ProgressSource,
         "process role": process.ProcessRole,
         "completeness": Completeness,

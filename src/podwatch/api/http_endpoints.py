@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from podwatch.api.http_access import HEADERS, HostCheck, HostRule, PasswordCheck, unchecked
 from podwatch.api.http_server import CONNECTION_SECONDS, LoopServer, bind, make_server
+from podwatch.domain.document import writable
 from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
 from podwatch.reporting.daemon_view import DaemonView
@@ -31,13 +32,11 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from podwatch.recording.last_day import Moment
-    from podwatch.reporting.html import Html
 
 
 # -- endpoints -------------------------------------------------------------------------------------------------------
 
 MAX_EVENTS = 1000
-PLOT_SECONDS = 60.0
 MAX_NUMBER = 2**63 - 1
 """The largest row number of SQLite."""
 _DIGITS = len(str(MAX_NUMBER))
@@ -138,6 +137,7 @@ def make_app(
         Route("/status", pages.status),
         Route("/metrics", pages.metrics),
         Route("/events", pages.events),
+        Route("/history", pages.history),
         Route("/heartbeat/{token}/{role}", pages.heartbeat, methods=["GET", "POST"]),
     ]
     app = Starlette(routes=routes, exception_handlers={Exception: _failed})
@@ -151,23 +151,17 @@ class Pages:
     def __init__(self, source: Source, token: str) -> None:
         self._source, self._token = source, token
         self._registry: CollectorRegistry | None = None
-        self._plots: tuple[str, Html] | None = None
-        """The plots and their stamp: drawn at most once a minute, and only on request."""
 
     async def page(self, request: Request) -> Response:
         # Imported at the first request: most daemons never show it.
-        from podwatch.reporting.page import LOG_LINES, headers, history_of, render
+        from podwatch.reporting.page import LOG_LINES, headers, render
         from podwatch.reporting.rows import incident_text
 
         view = self._source.view()
-        stamp = str(int(view.now_wall // PLOT_SECONDS))
-        if self._plots is None or self._plots[0] != stamp:
-            self._plots = stamp, history_of(await self._source.history(), view.now_wall, stamp)
-        plots = None if request.query_params.get("drawn") == stamp else self._plots[1]
         log = scrub("\n".join(list(self._source.log_lines())[-LOG_LINES:])).splitlines()
         found = [incident_document(one, view.account) for one in view.incidents]
         incidents = [(scrub(incident_text(one, view.now_wall)), one.open) for one in found]
-        body = render(build_status(view), incidents=incidents, log=log, history=plots)
+        body = render(build_status(view), incidents=incidents, log=log)
         return Response(body, media_type="text/html", headers=HEADERS | dict(headers()))
 
     async def livez(self, request: Request) -> Response:
@@ -198,6 +192,11 @@ class Pages:
             return _json({"error": str(error)}, 400)
         listed = await self._source.events(after, max(1, min(limit, MAX_EVENTS)))
         return _json({"schema_version": SCHEMA_VERSION, "events": [event_document(e) for e in listed]})
+
+    async def history(self, request: Request) -> Response:
+        """The last day, oldest first, one row a minute."""
+        moments = [writable(moment.to_json()) for moment in await self._source.history()]
+        return _json({"schema_version": SCHEMA_VERSION, "moments": moments})
 
     async def heartbeat(self, request: Request) -> Response:
         token, given, role = self._token, request.path_params["token"], request.path_params["role"]

@@ -90,7 +90,7 @@ def _rows(document: dict[str, Any], seen: float | None, now: float) -> list[dict
     if seen is None or not others:
         return run
     text = f"the values below are {span(now - seen)} old (from {local(seen, now)})"
-    return [*run, {"label": "", "text": text, "tone": "warning", "share": None, "narrow": ""}, *others]
+    return [*run, {"label": "", "text": text, "tone": "warning", "share": None}, *others]
 
 
 def _init_lives(directory: Path) -> bool:
@@ -111,7 +111,7 @@ def nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:
     return {
         **_not_running(run, reason, _headline("podwatch-not-found")),
         "not_backed_up": "",
-        "rows": [{"label": "run", "text": run, "tone": "", "share": None, "narrow": ""}] if run else [],
+        "rows": [{"label": "run", "text": run, "tone": "", "share": None}] if run else [],
         "snapshot_at": None,
         "training_alive": None,
     }

@@ -152,7 +152,7 @@ if TYPE_CHECKING:
 TOLD = "notices"
 """Journal key of the open findings that were notified."""
 DIGEST = "digest"
-"""Journal key of the totals at the last digest."""
+"""Journal key of the time of the last digest."""
 DIGEST_LOOK_SECONDS = 60.0
 REMEMBER_TURNS = 30
 INCIDENTS_COUNTED = 1000
@@ -256,25 +256,23 @@ class Notifying:
 
         with self._held_back():
             kept = await self._journal.run(Journal.learned, DIGEST, None)
-            before, now = digest.Totals.kept(kept), self._clock.wall()
+            before, now = digest.LastDigest.kept(kept), self._clock.wall()
             if run is not None and not run.sends_digests(known=before is not None):
                 return
             earlier = run.digest_wall if run is not None else None
             if earlier is not None and (before is None or before.wall < earlier):
-                before = digest.Totals(earlier)  # of another pod, whose figures are not known
+                before = digest.LastDigest(earlier)  # sent by another pod
             elif run is not None and before is not None and before.wall != earlier:
                 await run.keep_digest(before.wall)
             last = None if before is None else before.wall
             due = self._judge.digest_due(last, now, self.digest_every)
             if not due and last is not None:
                 return
-            document = build_status(view)
-            totals = digest.totals(document, digest.recent(view.facts.pod.training.value or ()), now)
-            await self._journal.run(Journal.learn, DIGEST, totals.to_json())
+            await self._journal.run(Journal.learn, DIGEST, digest.LastDigest(now).to_json())
             if run is not None:
                 await run.keep_digest(now)
-            if due and before is not None:
-                self._tell((digest.notice(document, totals, before),))
+            if due:
+                self._tell((digest.notice(build_status(view), now),))
 
     def _tell(self, found: "Sequence[Notice]") -> None:
         from podwatch.reporting.deliver_notices import document_of

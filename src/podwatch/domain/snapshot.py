@@ -268,18 +268,12 @@ class Liveness(StrEnum):
     TIMEOUT = "timeout"
 
 
-class ServerKind(StrEnum):
-    ENGINE = "engine"
-    """vLLM's own API server."""
-    ROUTER = "router"
-    """Answers for the engines behind it (prime-rl's ``vllm-router`` on 8000); holds no GPU."""
-
-
 @dataclass(frozen=True, slots=True)
 class InferenceSample:
     """One inference server. Counters come from vLLM's ``/metrics``; None if not readable.
 
-    Health 200 does not prove that the engine works (vllm#39863), hence the counters.
+    Health 200 does not prove that the engine works (vllm#39863), hence the counters. A router (prime-rl's
+    ``vllm-router``) has none: it answers for the engines behind it.
     """
 
     url: str
@@ -292,7 +286,6 @@ class InferenceSample:
     """None if the server has no such route, or was not asked."""
     asleep: bool | None = None
     """vLLM's sleep mode (``/is_sleeping``), which frees its memory on purpose. None if it does not report it."""
-    kind: ServerKind = ServerKind.ENGINE
     discovered: bool = False
     """Found in the process tree, not configured."""
 

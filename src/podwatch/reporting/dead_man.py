@@ -5,21 +5,15 @@ is withheld while podwatch cannot observe training. A call that failed is not re
 """
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
-from podwatch.reporting.deliver_notices import FAILING_AFTER, shown_url
-from podwatch.system.child import run_child
-from podwatch.system.environment_without_secrets import scrubbed_environment
+from podwatch.reporting.deliver_notices import FAILING_AFTER, NotSent, ask_child, shown_url
 
 MOST_TEXT = 300
 
@@ -130,19 +124,8 @@ class DeadMan:
 
 async def send(call: Call, timeout: float) -> str:
     """Make the call in a child process. Returns why it failed; empty if the service accepted it."""
-    order = {"url": call.url, "timeout": timeout, "method": call.method, "body": call.body}
-    done = await run_child(
-        [sys.executable, "-P", "-m", "podwatch.reporting.notify_child"],
-        timeout=timeout + 5.0,
-        env=scrubbed_environment(os.environ),
-        cwd=Path("/"),
-        stdin=json.dumps(order).encode() + b"\n",
-        limit=8192,
-    )
-    if done.timed_out:
-        return f"no answer within {timeout:g} s"
     try:
-        answer = json.loads(done.output.strip().splitlines()[-1])
-        return "" if answer["ok"] else str(answer["why"])
-    except (ValueError, KeyError, IndexError, TypeError):
-        return f"the child process ended with {done.code}"
+        await ask_child({"url": call.url, "timeout": timeout, "method": call.method, "body": call.body})
+    except NotSent as error:
+        return str(error)
+    return ""

@@ -128,25 +128,30 @@ class UrlChannel:
         return shown_url(self.url)
 
     async def send(self, document: Mapping[str, Any]) -> None:
-        order = {"url": self.url, "timeout": self.timeout, "notice": dict(document)}
-        argv = [sys.executable, "-P", "-m", "podwatch.reporting.notify_child"]
-        done = await run_child(
-            argv,
-            timeout=self.timeout + 5.0,  # the child's own deadline is earlier and has a better message
-            env=scrubbed_environment(os.environ),
-            cwd=Path("/"),
-            stdin=json.dumps(order).encode() + b"\n",
-            limit=8192,
-        )
-        if done.timed_out:
-            raise NotSent(f"no answer within {self.timeout:g} s")
-        try:
-            answer = json.loads(done.output.strip().splitlines()[-1])
-            ok, why, final = bool(answer["ok"]), str(answer["why"]), bool(answer["final"])
-        except (ValueError, KeyError, IndexError, TypeError):
-            raise NotSent(_last(f"exit {done.code}", done.output)) from None
-        if not ok:
-            raise NotSent(why, final=final)
+        await ask_child({"url": self.url, "timeout": self.timeout, "notice": dict(document)})
+
+
+async def ask_child(order: Mapping[str, Any]) -> None:
+    """Let a child process make one call (``notify_child``): the daemon never imports an HTTP client. Raises NotSent if
+    the service did not accept it."""
+    timeout = float(order["timeout"])
+    done = await run_child(
+        [sys.executable, "-P", "-m", "podwatch.reporting.notify_child"],
+        timeout=timeout + 5.0,  # the child's own deadline is earlier and has a better message
+        env=scrubbed_environment(os.environ),
+        cwd=Path("/"),
+        stdin=json.dumps(order).encode() + b"\n",
+        limit=8192,
+    )
+    if done.timed_out:
+        raise NotSent(f"no answer within {timeout:g} s")
+    try:
+        answer = json.loads(done.output.strip().splitlines()[-1])
+        ok, why, final = bool(answer["ok"]), str(answer["why"]), bool(answer["final"])
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise NotSent(_last(f"exit {done.code}", done.output)) from None
+    if not ok:
+        raise NotSent(why, final=final)
 
 
 Sleep = Callable[[float], Coroutine[Any, Any, None]]

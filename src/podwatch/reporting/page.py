@@ -8,21 +8,17 @@ replaces the parts that changed; without it the page shows everything at each re
 import base64
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
-from podwatch.domain.times import ago, from_rfc3339, local, size, span
-from podwatch.recording.last_day import Moment
+from podwatch.domain.times import from_rfc3339, local, span
 from podwatch.reporting.html import Html, escaped, joined, tag
-from podwatch.reporting.plots import plots
-from podwatch.reporting.rows import REASON, SILENT_SECONDS, unreported
 from podwatch.reporting.status_screen import Document, entries
 from podwatch.reporting.terminal_text import BEFORE_UNIT, NO_BREAK
 
-CHECKPOINTS_SHOWN: Final = 6
 LOG_LINES: Final = 15
 MAX_LINE: Final = 500
 """Characters of a log line."""
@@ -75,12 +71,11 @@ def render(
     *,
     incidents: Sequence[tuple[str, bool]] = (),
     log: Sequence[str] = (),
-    history: Html | None = None,
 ) -> str:
     """The whole page. ``document`` and ``incidents`` (newest first) as in docs/json.md; ``log`` without secrets, oldest
-    line first; ``history`` as ``history_of`` made it, None to leave it out."""
+    line first."""
     overall, shown = str(document.get("overall")), from_rfc3339(document.get("time"))
-    word, facts, warning = _WORDS.get(overall, "UNKNOWN"), entries(document, "rows"), document.get("not_backed_up")
+    word, warning = _WORDS.get(overall, "UNKNOWN"), document.get("not_backed_up")
     return _template().substitute(
         word=word,
         tone=word.lower(),
@@ -90,32 +85,14 @@ def render(
         warning=tag("p", prose(warning), class_="verdict warning") if warning else "",
         at="" if shown is None else escaped(f"as of {local(shown, shown)} (the pod's clock)"),
         needs=_needs(document),
-        progress=_progress(facts),
-        nodes=_nodes(document),
-        machine=_machine(facts),
-        checkpoints=_checkpoints(document, facts),
+        facts=_facts(entries(document, "rows")),
         incidents=_incidents(incidents),
         log=_log(log),
-        history="" if history is None else _part("history", "The last 24 h", history),
-        more=_facts(facts, without=_ELSEWHERE),
     )
 
 
-def history_of(moments: Sequence[Moment], now: float, stamp: str) -> Html:
-    """The plots. The script names ``stamp`` when it asks again, and gets them only if they are newer."""
-    return tag("div", plots(moments, now), data_stamp=stamp)
-
-
-_ELSEWHERE: Final = frozenset(
-    ("step", "progress", "outage", "disk", "checkpoint", "store", "upload", "last death", "log", "run", "nodes")
-)
-"""Rows that have a part of their own here; GPUs too."""
-
-
-def _part(name: str, title: str, content: Html) -> Html:
-    heading = tag("h2", title, id=f"{name}-title")
-    part = tag("div", content, id=name, data_part=True)
-    return tag("section", heading, part, aria_labelledby=f"{name}-title", id=f"{name}-part")
+_ELSEWHERE: Final = frozenset(("last death", "log", "run"))
+"""Rows that have a part of their own here."""
 
 
 def _needs(document: Document) -> Html:
@@ -141,87 +118,6 @@ def _reason(reason: Mapping[str, Any]) -> Html:
     )
 
 
-def _progress(facts: Sequence[Document]) -> Html:
-    """The share of the target with its bar, then the facts about steps."""
-    done = (joined(tag("p", tag("strong", prose(row["text"]))), _bar(row)) for row in _labelled(facts, "progress"))
-    shown = _labelled(facts, "step", "outage")
-    return joined(*done, _facts(shown)) if shown else tag("p", "No step seen yet.")
-
-
-def _labelled(facts: Sequence[Document], *labels: str) -> list[Document]:
-    return [row for row in facts if row["label"] in labels]
-
-
-def _bar(row: Document) -> Html:
-    return bar(row["share"], _tone(row) or "")
-
-
-def _nodes(document: Document) -> Html:
-    """The nodes of a run over several nodes; empty for a run on one node."""
-    nodes = entries(document, "nodes")
-    if not nodes:
-        return Html("")
-    table = _table(("node", "host", "phase", "step", "last report"), map(_node, nodes), "Nodes of this run")
-    missing = unreported(document.get("node_count") or 0, len(nodes))
-    content = joined(tag("p", missing, class_="small") if missing else "", table)
-    return tag("section", tag("h2", "Nodes", id="nodes-title"), content, aria_labelledby="nodes-title")
-
-
-def _node(node: Mapping[str, Any]) -> Html:
-    silent, reason = node.get("silent_seconds"), bool(node.get("reason"))
-    age = BEFORE_UNIT.sub(NO_BREAK, ago(silent)) if isinstance(silent, int | float) else "?"
-    quiet = isinstance(silent, int | float) and silent >= SILENT_SECONDS
-    state = tag("td", str(node.get("phase") or ""), tag("strong", f"; {REASON}") if reason else "")
-    name = f"{node.get('rank')} (here)" if node.get("here") else node.get("rank")
-    step = "?" if node.get("step") is None else node["step"]
-    cells = (tag("td", node.get("host") or ""), state, tag("td", step), tag("td", tag("strong", age) if quiet else age))
-    return tag("tr", tag("th", name, scope="row"), *cells, class_="bad" if reason else "warn" if quiet else None)
-
-
-def _table(heads: Sequence[str], lines: Iterable[Html], label: str) -> Html:
-    """Within its own width on a narrow screen: reached by keyboard, scrolled there."""
-    first = tag("tr", *(tag("th", head, scope="col") for head in heads))
-    table = tag("table", tag("thead", first), tag("tbody", *lines))
-    return tag("div", table, class_="wide", role="region", tabindex="0", aria_label=label)
-
-
-def _machine(facts: Sequence[Document]) -> Html:
-    shown = [row for row in facts if row["label"] == "disk" or row["label"].startswith("GPU ")]
-    if not shown:
-        return tag("p", "Nothing observed yet.")
-    lines = (
-        joined(
-            tag("dt", row["label"]),
-            tag("dd", prose(re.sub(" {2,}", " · ", row["text"])), _bar(row), class_=_tone(row)),
-        )
-        for row in shown
-    )
-    return tag("dl", *lines)
-
-
-def _checkpoints(document: Document, facts: Sequence[Document]) -> Html:
-    found = entries(document.get("checkpoints") or {}, "sets")[-CHECKPOINTS_SHOWN:][::-1]
-    now = from_rfc3339(document.get("time"))
-    lines = []
-    for one in found:
-        at, why = from_rfc3339(one.get("changed_at")), one.get("reason")
-        state = str(one.get("completeness") or "complete") + (f": {why}" if why else "")
-        age = "?" if at is None or now is None else BEFORE_UNIT.sub(NO_BREAK, ago(now - at))
-        stored = one.get("stored")
-        where = "uploading" if one.get("uploading") else "yes" if stored is True else "no" if stored is False else "?"
-        weight = size(_number(one)).replace(" ", NO_BREAK)
-        cells = (f"{state}; pinned" if one.get("pinned") is not None else state, age, weight, where)
-        lines.append(tag("tr", tag("th", one.get("step"), scope="row"), *(tag("td", cell) for cell in cells)))
-    heads = ("step", "on this pod", "saved", "size", "in the store")
-    table = _table(heads, lines, "Checkpoints on this pod") if lines else ""
-    return joined(_facts(_labelled(facts, "checkpoint", "store", "upload")), table)
-
-
-def _number(one: Mapping[str, Any]) -> float | None:
-    value = one.get("size_bytes")
-    return value if isinstance(value, int | float) else None
-
-
 def _incidents(incidents: Sequence[tuple[str, bool]]) -> Html:
     if not incidents:
         return tag("p", "None: podwatch has handled no failure of this run.")
@@ -236,11 +132,22 @@ def _log(lines: Sequence[str]) -> Html:
     return tag("pre", "\n".join(line.replace("\n", " ")[:MAX_LINE] for line in lines[-LOG_LINES:]))
 
 
-def _facts(facts: Sequence[Document], without: Collection[str] = ()) -> Html:
-    shown = [row for row in facts if row["label"] not in without]
-    shown = [row for row in shown if not (without and row["label"].startswith("GPU "))]
-    lines = (joined(tag("dt", row["label"]), tag("dd", prose(row["text"]), class_=_tone(row))) for row in shown)
-    return tag("dl", *lines) if shown else Html("")
+def _facts(facts: Sequence[Document]) -> Html:
+    """Every row with its bar, in the order of the document."""
+    lines = (
+        joined(
+            tag("dt", row["label"]),
+            tag("dd", prose(_one_line(row)), bar(row["share"], _tone(row) or ""), class_=_tone(row)),
+        )
+        for row in facts
+        if row["label"] not in _ELSEWHERE
+    )
+    return tag("dl", *lines) if facts else tag("p", "Nothing observed yet.")
+
+
+def _one_line(row: Document) -> str:
+    """The row's text; the terminal's columns are separated by a dot here."""
+    return re.sub(" {2,}", " · ", str(row["text"]))
 
 
 def _tone(row: Document) -> str | None:

@@ -183,8 +183,6 @@ def _pids(training: TrainingDocument, launcher: int) -> str:
 
 # -- the machine -------------------------------------------------------------------------------------------------------
 
-_SHORT_ROLES = {"inference": "infer", "trainer": "train", "shared": "both"}
-
 
 def _gpu_row(gpu: GpuDocument, alive: bool | None) -> Row:
     """A remark takes the place of use and heat."""
@@ -192,22 +190,15 @@ def _gpu_row(gpu: GpuDocument, alive: bool | None) -> Row:
     if gpu.state != "ok":
         return Row(label, gpu.state.upper() + (f": {gpu.detail}" if gpu.detail else ""), Tone.CRITICAL)
     expected = alive is not False and gpu.role in ("inference", "shared")  # without a trainer, GPUs are empty
-    fallen = expected and base is not None and used is not None and used < base / 2
     old = bool(gpu.outdated and (alive or used))
+    fallen = expected and not old and base is not None and used is not None and used < base / 2
     busy, heat = gpu.utilization_percent, gpu.temperature_celsius
     text = f"{gpu.role:<10}{gib(used):>9} of {gib(gpu.memory_total_bytes)}"
-    narrow = f"{_SHORT_ROLES.get(gpu.role, gpu.role):<5} {_short_gib(used):>4}/{_short_gib(gpu.memory_total_bytes)} GiB"
     if fallen or old:
-        text += f"  (was {gib(base)})" * fallen + f"  {_outdated(alive)}" * old
-        narrow += " (old)" if old else f" (was {_short_gib(base)})"
+        text += f"  {_outdated(alive)}" if old else f"  (was {gib(base)})"
     else:
         text += ("" if busy is None else f"  {busy:3.0f} % busy") + ("" if heat is None else f"  {heat:.0f} C")
-        narrow += ("" if busy is None else f" {busy:3.0f} %") + ("" if heat is None else f" {heat:.0f} C")
-    return Row(label, text, Tone.CRITICAL if fallen else Tone.NONE, _share(used, gpu.memory_total_bytes), narrow)
-
-
-def _short_gib(size_bytes: float | None) -> str:
-    return "?" if size_bytes is None else f"{size_bytes / (1 << 30):.{1 if size_bytes < 100 << 30 else 0}f}"
+    return Row(label, text, Tone.CRITICAL if fallen else Tone.NONE, _share(used, gpu.memory_total_bytes))
 
 
 def _outdated(alive: bool | None) -> str:
@@ -225,7 +216,7 @@ def _inference_row(server: ServerDocument, alive: bool | None) -> Row:
     if server.outdated and (alive or healthy):
         text += f"  {_outdated(alive)}"
     tone = Tone.NONE if healthy or alive is False else Tone.CRITICAL
-    return Row("inference", server.url + text, tone, narrow=server.url.removeprefix("http://") + text)
+    return Row("inference", server.url + text, tone)
 
 
 def _disk_row(disk: DiskDocument) -> Row:

@@ -70,7 +70,7 @@ def status_of(view: DaemonView) -> Status:
         learned=_learned(view),
         gpus=_gpus(view),
         inference=tuple(
-            of(ServerDocument, one, server=one.kind, outdated=pod.inference.at < view.trainer_changed_at)
+            of(ServerDocument, one, outdated=pod.inference.at < view.trainer_changed_at)
             for one in pod.inference.value or ()
         ),
         disk=_disk(view, pod.disk.value),

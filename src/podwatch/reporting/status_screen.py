@@ -76,8 +76,7 @@ def _fact(row: Document, layout: Layout, paint: "_Paint") -> Iterator[str]:
         gap += " " * (layout.bar + 1)
         lead += paint(bar(share, layout.bar), tone) + " "
     room = layout.width - len(gap)
-    text, narrow = clean(row.get("text")), clean(row.get("narrow"))
-    text = narrow if narrow and columns_of(text) > room else text
+    text = clean(row.get("text"))
     first, *more = wrap(_cut_log(text, room) if label == "log" else text, room) or [""]
     yield lead + paint(first, tone)
     yield from (gap + paint(line, tone) for line in more)
