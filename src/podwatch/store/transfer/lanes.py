@@ -5,12 +5,14 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 REPORT_EVERY = 0.25
 """Seconds between progress lines."""
+TICK = 0.05
+"""Seconds between checks of the connections: how soon a failure ends all."""
 
 
 class RateLimit:
@@ -34,13 +36,29 @@ class RateLimit:
 
 
 def work_off(work: Iterable[Callable[[], object]], connections: int) -> None:
-    """Do all work, in so many threads. The first failure is raised at once, and nothing is begun after it: the other
-    threads may still be busy with their last piece."""
-    pool = ThreadPoolExecutor(connections)
-    done, _ = wait([pool.submit(piece) for piece in work], return_when=FIRST_EXCEPTION)
-    pool.shutdown(wait=False, cancel_futures=True)
-    for piece in done:
-        piece.result()
+    """Do all work, in so many threads. The first failure stops the others at their next piece, and is raised at once:
+    they may still be busy with their last one."""
+    queue, failures = deque(work), list[BaseException]()
+
+    def lane() -> None:
+        while not failures:
+            try:
+                piece = queue.popleft()
+            except IndexError:
+                return
+            try:
+                piece()
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=lane, daemon=True) for _ in range(min(connections, len(queue)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive() and not failures:
+            thread.join(TICK)
+    if failures:
+        raise failures[0]
 
 
 class Report:
