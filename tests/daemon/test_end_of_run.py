@@ -28,7 +28,6 @@ HOLD = Decision(LeaseAction.HOLD, publish=True)
 WATCH = Decision(LeaseAction.WATCH, "pod-2 holds this run and is alive")
 SETTLE = Decision(LeaseAction.SETTLE, "podwatch claimed this run for this pod")
 SUPERSEDED = Decision(LeaseAction.SUPERSEDED, "pod-2 has taken this run over", stop=True)
-ASIDE = Decision(LeaseAction.ASSIGNED_ELSEWHERE, "control.json gives this run to pod-2", stop=True)
 ASK = Decision(LeaseAction.ASK, "the store does not answer")
 
 
@@ -239,7 +238,7 @@ async def test_the_store_knows_the_end_before_the_final_sync_unless_the_run_is_f
     assert verdicts.told == [*([("foretold", name, 0)] if name != "finished" else []), ("kept", name, 1)]
 
 
-@pytest.mark.parametrize("standing", [WATCH, SUPERSEDED, ASIDE, ASK], ids=lambda s: s.act)
+@pytest.mark.parametrize("standing", [WATCH, SUPERSEDED, ASK], ids=lambda s: s.act)
 async def test_a_pod_that_must_not_publish_ends_without_a_final_sync(journal: AsyncJournal, standing: Decision) -> None:
     daemon = Daemon(journal, standing=standing, phase=Phase.BLOCKED)
     final = Final(daemon)

@@ -69,8 +69,8 @@ def test_progress_and_instance() -> None:
     assert document(view, pod=replace(POD, instance=Instance()))["instance"] is None
     beat = read_beat(signed(Heartbeat()))
     assert beat is not None
-    assert beat.said.same_as(POD), "the next pod learns job, attempt and process"
-    assert (beat.said.instance, beat.said.host, beat.said.boot_id) == (POD.instance, "pod-1", "b")
+    known = (beat.said.instance, beat.said.process, beat.said.host, beat.said.boot_id)
+    assert known == (POD.instance, POD.process, "pod-1", "b"), "the next pod learns job, attempt and process"
 
 
 @pytest.mark.parametrize(

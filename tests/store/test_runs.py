@@ -81,7 +81,7 @@ def test_a_record_a_difference_and_the_table(store: Objects, team: str, tmp_path
         ("one", 20, 2, ""), ("two", 20, 2, ""),
     ]  # fmt: skip
     assert remark == ""
-    table = completed_table(run.summary for run in runs if run.summary is not None)
+    table = completed_table(run.summary for run in runs)
     assert len(table) == 3
     assert "8.47 EUR" in table[1]
 

@@ -71,14 +71,14 @@ def _table(runs: "tuple[RunInStore, ...]", now: float) -> list[str]:
 def _life(run: "RunInStore", now: float) -> str:
     if run.archived_wall is not None:
         return f"archived {ago(now - run.archived_wall)}"
-    if run.listing.heartbeat_wall is None:
-        return "none" if run.alive is None else f"claimed {ago(run.alive)}"
-    last = run.last
+    if run.active.written_wall is None:
+        return "none" if run.active.seconds is None else f"claimed {ago(run.active.seconds)}"
+    last = run.active.said
     where = f"{last.instance.provider} {last.instance.id}" if last.instance.provider else ""
     spent = run.summary
-    cost = amount(spent.cost, spent.currency) if spent is not None and spent.cost is not None else ""
+    cost = amount(spent.cost, spent.currency) if spent.cost is not None else ""
     said = (
-        ago(max(0.0, now - run.listing.heartbeat_wall)),
+        ago(max(0.0, now - run.active.written_wall)),
         clean(last.outcome or last.left_as),
         clean(where),
         clean(cost),
@@ -87,20 +87,21 @@ def _life(run: "RunInStore", now: float) -> str:
 
 
 def _run_document(run: "RunInStore") -> dict[str, Any]:
+    last = run.active.said
     return {
         "run_id": run.run_id,
         "newest_step": run.newest_step,
         "saves": len(run.listing.saves),
         "size_bytes": run.listing.size_bytes,
-        "heartbeat_at": rfc3339(run.listing.heartbeat_wall),
-        "state": run.last.left_as,
-        "outcome": run.last.outcome or None,
-        "instance": run.last.instance.to_dict() if run.last.instance.provider else None,
-        "alive": run.alive is not None,
+        "heartbeat_at": rfc3339(run.active.written_wall),
+        "state": last.left_as,
+        "outcome": last.outcome or None,
+        "instance": last.instance.to_dict() if last.instance.provider else None,
+        "alive": run.active.seconds is not None,
         "archived": run.archived_wall is not None,
         "archived_at": rfc3339(run.archived_wall),
         "problem": run.problem,
-        "record": None if run.summary is None else summary_document(run.summary),
+        "record": None if run.active.beat is None else summary_document(run.summary),
     }
 
 

@@ -93,7 +93,8 @@ def _lines(run: "StoredRun", now: float) -> Iterator[str]:
 def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
     summary = run.summary
     yield "run", summary.run_id + (f" ({run.layout})" if run.layout else "")
-    beat = "no heartbeat" if run.heartbeat_wall is None else f"last heartbeat {ago(max(0.0, now - run.heartbeat_wall))}"
+    written = run.active.written_wall
+    beat = "no heartbeat" if written is None else f"last heartbeat {ago(max(0.0, now - written))}"
     yield "outcome", f"{summary.outcome or 'none yet'} ({beat})" + (f": {summary.reason}" if summary.reason else "")
     if run.last is not None and run.last.outcome:
         yield "verdict", f"{run.last.outcome}, exit code {run.last.code}: {run.last.reason}"
@@ -102,7 +103,7 @@ def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
         where = f" ({summary.instance.provider} {summary.instance.id})" if summary.instance.provider else ""
         yield "last pod", summary.host + where
     newest = "no checkpoint" if run.newest_step is None else f"newest: step {run.newest_step}"
-    yield "stored", f"{newest}; {len(run.steps)} steps, {size(run.size_bytes)} in all"
+    yield "stored", f"{newest}; {len(run.steps)} steps, {size(run.listing.size_bytes)} in all"
     yield from (("wandb", f"{name} {identity}") for name, identity in sorted(run.wandb.items()))
     if run.texts.command:
         yield "command", shlex.join(run.texts.command)
@@ -160,14 +161,14 @@ def run_document(run: "StoredRun", *, texts: bool) -> dict[str, Any]:
         "run_id": summary.run_id,
         "outcome": summary.outcome or None,
         "reason": summary.reason,
-        "heartbeat_at": rfc3339(run.heartbeat_wall),
+        "heartbeat_at": rfc3339(run.active.written_wall),
         "host": summary.host,
         "layout": run.layout,
         "lineage": run.lineage,
         "wandb": dict(run.wandb),
         "newest_step": run.newest_step,
         "stored_steps": list(run.steps),
-        "size_bytes": run.size_bytes,
+        "size_bytes": run.listing.size_bytes,
         **summary_document(summary),
         **texts_document(run.texts, contents=texts),
     }

@@ -120,7 +120,7 @@ def upload_findings(sync: StoreFacts | None, *, now: float) -> tuple[Finding, ..
 
 
 def lost_run(sync: StoreFacts) -> bool:
-    return sync.lease is not None and sync.lease.act in (LeaseAction.SUPERSEDED, LeaseAction.ASSIGNED_ELSEWHERE)
+    return sync.lease is not None and sync.lease.act is LeaseAction.SUPERSEDED
 
 
 def kept_of(sync: StoreFacts | None, sets: tuple[CheckpointSet, ...], steps_at_risk: int | None) -> Kept:

@@ -65,7 +65,7 @@ STUCK: Final = "end.stuck"
 """Journal key, in job mode: {"job": its process, "since": monotonic second since which it cannot train}. A daemon that
 init starts again continues the standby."""
 CLAIMING: Final = (LeaseAction.CLAIM, LeaseAction.SETTLE)
-NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.ASSIGNED_ELSEWHERE, LeaseAction.SUPERSEDED)
+NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.SUPERSEDED)
 """This pod must not publish, so a final sync would change nothing."""
 STORING: Final = (Outcome.FINISHED, Outcome.STOPPED, Outcome.GAVE_UP, Outcome.BLOCKED)
 """The ends that leave time for a final sync. An end by a signal has its grace (daemon/shutdown.py)."""

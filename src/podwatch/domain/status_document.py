@@ -465,8 +465,7 @@ class SyncDocument(Document):
     calls: Mapping[Text, Whole]
     """To the store since podwatch started, by class: a is free, b and c are up to 2,500 a day."""
     standing: Literal["alone"] | LeaseAction
-    """Whether this pod holds the run in the store (docs/two-pods.md); alone: no store; assigned-elsewhere:
-    control.json names another pod."""
+    """Whether this pod holds the run in the store (docs/two-pods.md); alone: no store."""
     generation: Whole
     """Of the holder."""
     settles_in_seconds: Whole | None

@@ -294,8 +294,6 @@ def _holder(sync: SyncDocument) -> str:
     """Which other pod holds or may train the run, or when this one publishes; empty if it does."""
     if sync.superseded:
         return f"SUPERSEDED by pod{f' {sync.holder}' if sync.holder else ''}: this pod no longer uploads checkpoints"
-    if sync.standing == "assigned-elsewhere":
-        return "control.json assigns this run to another pod: this pod does not train it"
     if sync.standing == "watching":
         return f"this pod does not train: pod {sync.holder or 'unknown'} possibly still does"
     return settling(sync.settles_in_seconds)

@@ -21,9 +21,7 @@ FIRST_ANSWER_SECONDS = 5.0
 """How long the last holder waits for the store's first answer before it trains without; B2 needs one second."""
 RETRY_MIN, RETRY_MAX = 5.0, 60.0
 """Seconds between tries while the store does not answer."""
-ASIDE_SECONDS = 60.0
-"""How soon a pod sees that control.json gives it the run again."""
-NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASSIGNED_ELSEWHERE)
+NOT_OURS = (LeaseAction.SUPERSEDED, LeaseAction.REFUSE)
 
 
 class LeaseKeeper:
@@ -128,9 +126,7 @@ class LeaseKeeper:
                 most = min(RETRY_MAX, RETRY_MIN * 2.0 ** min(failures, 10))
                 await self._clock.wait(self._woken, random.uniform(RETRY_MIN / 2, most))
             else:
-                await self._clock.wait(
-                    self._woken, ASIDE_SECONDS if decision.act is LeaseAction.ASSIGNED_ELSEWHERE else decision.wait
-                )
+                await self._clock.wait(self._woken, decision.wait)
 
     async def _update(self) -> bool:
         """Whether the store answered. Nothing that fails ends the watch over the lease."""
@@ -207,7 +203,6 @@ class LeaseKeeper:
             self._connection.say(EventName.CONTROL_REFUSED, text, Severity.WARNING)
         if control != self._reported_control:
             text = f"control.json in the store was changed: training {'must stop' if control.stopped else 'is allowed'}"
-            text += f", on pod {control.holder} only" if control.holder else ""
             text += f" ({control.reason})" if control.reason else ""
             self._connection.say(EventName.CONTROL_CHANGED, text, Severity.WARNING)
         self._reported_control, self._reported_problem = control, problem
