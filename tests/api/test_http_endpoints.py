@@ -17,7 +17,7 @@ from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.secrets import register
 from podwatch.system.endpoint import fetch_status
-from tests.reporting import views
+from tests.report import views
 
 TOKEN = "abcdef0123456789"
 

@@ -15,6 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from podwatch.app.paths_and_run_lock import workspace_of
 from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli import detect_machine
@@ -23,7 +24,6 @@ from podwatch.cli.check.machine import gpus
 from podwatch.cli.check.report import Line, failed, sets_of
 from podwatch.cli.check.store import _clock, store
 from podwatch.config.settings import Settings
-from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import GpuSample

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.lease import Heartbeat
-from podwatch.reporting.terminal_text import columns_of
+from podwatch.report.terminal_text import columns_of
 from podwatch.store.keys import RunKeys
 from tests.support import warm
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server

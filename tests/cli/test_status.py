@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from podwatch.reporting.status import build_status
+from podwatch.report.status import build_status
 from podwatch.system.endpoint import Endpoint, own_endpoint, write_document, write_endpoint
-from tests.reporting import views
+from tests.report import views
 from tests.support.pod import eventually
 from tests.support.ptys import Screen, terminal
 

@@ -25,7 +25,7 @@ from podwatch.domain.lease import (
 from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
 from podwatch.domain.status_document import Status
 from podwatch.recording.last_day import Moment
-from podwatch.reporting.status import build_status
+from podwatch.report.status import build_status
 from podwatch.store.documents import (
     RunPointer,
     SaveExports,
@@ -34,7 +34,7 @@ from podwatch.store.documents import (
 )
 from podwatch.store.runs.reading import ArchiveRecord
 from podwatch.store.runs.start_record import LeftOut, StartFile, StoredStart
-from tests.reporting import views
+from tests.report import views
 
 HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "sha1:" + "a" * 40, Instance("slurm", "7", "0", "n1", "label")
 MACHINE = MachineRecord(3, 2.0, 1.0, "m", 1.0)

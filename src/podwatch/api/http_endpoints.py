@@ -23,10 +23,10 @@ from podwatch.api.http_server import CONNECTION_SECONDS, LoopServer, bind, make_
 from podwatch.domain.document import writable
 from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
-from podwatch.reporting.daemon_view import DaemonView
-from podwatch.reporting.json_documents import SCHEMA_VERSION, event_document, incident_document
-from podwatch.reporting.metrics import exposition, make_registry
-from podwatch.reporting.status import build_status
+from podwatch.report.daemon_view import DaemonView
+from podwatch.report.json_documents import SCHEMA_VERSION, event_document, incident_document
+from podwatch.report.metrics import exposition, make_registry
+from podwatch.report.status import build_status
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -154,8 +154,8 @@ class Pages:
 
     async def page(self, request: Request) -> Response:
         # Imported at the first request: most daemons never show it.
-        from podwatch.reporting.page import LOG_LINES, headers, render
-        from podwatch.reporting.rows import incident_text
+        from podwatch.report.page import LOG_LINES, headers, render
+        from podwatch.report.rows import incident_text
 
         view = self._source.view()
         log = scrub("\n".join(list(self._source.log_lines())[-LOG_LINES:])).splitlines()

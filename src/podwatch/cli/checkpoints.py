@@ -121,8 +121,8 @@ def unpin(where: Where, step: int, as_json: bool) -> None:
 @contextmanager
 def _state(where: Where) -> "Iterator[RunFile]":
     """The run's run.json for writing, under the daemon's lock. Busy if a daemon holds it."""
+    from podwatch.app.paths_and_run_lock import run_paths
     from podwatch.cli.offline import load, run_file
-    from podwatch.daemon.paths_and_run_lock import run_paths
     from podwatch.system.files import FileLock
 
     settings = load(where)
@@ -145,7 +145,7 @@ def fetch(where: Where) -> dict[str, Any]:
     from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import load, look, recorded
     from podwatch.domain.checkpoint import newest_complete
-    from podwatch.reporting.json_documents import checkpoint_document
+    from podwatch.report.json_documents import checkpoint_document
 
     settings = load(where)
     problems: list[str] = []
@@ -299,7 +299,7 @@ def verified(where: Where, step: int | None, *, deep: bool, quiet: bool) -> list
     """One document per checkpoint: the structure, and with ``deep`` then the bytes. ``compared`` is false if the store
     has no hashes of it; the notes give the reason."""
     from podwatch.cli.offline import inventory_of, load, look
-    from podwatch.reporting.json_documents import inspection_document
+    from podwatch.report.json_documents import inspection_document
 
     settings = load(where)
     if deep and not settings.sync.store:
@@ -399,8 +399,8 @@ def quarantine() -> None:
 @json_option
 def list_quarantine(where: Where, as_json: bool) -> None:
     """List everything in quarantine, oldest first."""
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.cli.offline import load
-    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.recovery.quarantine import listing
 
     entries = listing(workspace_of(load(where)))
@@ -419,8 +419,8 @@ def return_quarantine(where: Where, number: int, as_json: bool) -> None:
     """Move quarantine NUMBER back to its place. podwatch refuses while training runs, which could read the files."""
     answer = ask_if_it_runs(where, "quarantine_return", {"id": number}, timeout=120.0)
     if answer is None:
+        from podwatch.app.paths_and_run_lock import workspace_of
         from podwatch.cli.offline import load
-        from podwatch.daemon.paths_and_run_lock import workspace_of
         from podwatch.recovery.quarantine import give_back
 
         back = give_back(workspace_of(load(where)).probe(), number)
@@ -456,7 +456,7 @@ def sync(where: Where, step: int | None, wait: bool, as_json: bool) -> None:
 
 def _say_why_it_waits(where: Where) -> None:
     """On standard error: nothing is published while this pod's claim settles."""
-    from podwatch.reporting.rows import settling
+    from podwatch.report.rows import settling
 
     document = ask(where, "status", purpose="upload a checkpoint")
     if why := settling((document.get("sync") or {}).get("settles_in_seconds")):

@@ -98,12 +98,12 @@ class _NoDaemon:
 
 async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""
+    from podwatch.app.checkpoint_loop import Rescans
+    from podwatch.app.commands import cleaned_document
+    from podwatch.app.components import Choices, Foundation
+    from podwatch.app.paths_and_run_lock import run_paths
+    from podwatch.app.wiring import build
     from podwatch.cli.offline import load
-    from podwatch.daemon.checkpoint_loop import Rescans
-    from podwatch.daemon.commands import cleaned_document
-    from podwatch.daemon.components import Choices, Foundation
-    from podwatch.daemon.paths_and_run_lock import run_paths
-    from podwatch.daemon.wiring import build
     from podwatch.journal import AsyncJournal, Journal
     from podwatch.recovery.clean import clean_alone
     from podwatch.system.clock import SystemClock

@@ -246,7 +246,7 @@ def for_terminal(text: str, *, first: str = "", rest: str = "  ", err: bool = Fa
     the output is no terminal: programs read lines."""
     import os
 
-    from podwatch.reporting.terminal_text import wrap
+    from podwatch.report.terminal_text import wrap
 
     stream = sys.stderr if err else sys.stdout
     width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0

@@ -372,7 +372,7 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
     from podwatch.config.setting_names import looks_secret
     from podwatch.domain.errors import ConfigurationError
     from podwatch.domain.secrets import scrub
-    from podwatch.policy.command_diff import grouped
+    from podwatch.recovery.command_diff import grouped
 
     for group in grouped(argv):
         flag, _, value = group.replace(" ", "=", 1).partition("=")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from podwatch.domain.account_document import LossDocument
     from podwatch.domain.status_document import IncidentDocument
     from podwatch.journal import Journal
-    from podwatch.policy.run_cost import Account
+    from podwatch.report.run_cost import Account
 
 POLL_SECONDS = 1.0
 
@@ -63,7 +63,7 @@ def fetch_events(where: Where, *, after_id: int = 0, since_wall: float = 0.0, li
     if answer is not None:
         return list(answer["events"])
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.json_documents import event_document
+    from podwatch.report.json_documents import event_document
 
     with read_journal(where) as journal:
         found_events = journal.events(after_id=after_id, since_wall=since_wall, limit=limit)
@@ -101,7 +101,7 @@ def incidents(where: Where, incident_id: int | None, as_json: bool) -> None:
     elif incident_id is not None:
         click.echo("\n".join([*describe_incident(found[0], time.time()), *log_lines(found[0])]))
     else:
-        from podwatch.reporting.rows import incident_text
+        from podwatch.report.rows import incident_text
 
         now = time.time()
         click.echo("\n".join(f"{one.id:>4}  {clean(incident_text(one, now))}" for one in found) or NONE)
@@ -118,7 +118,7 @@ def fetch_incidents(where: Where, incident_id: int | None) -> "list[IncidentDocu
     if answer is not None:
         return [IncidentDocument.from_json(found) for found in answer["incidents"]]
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.json_documents import incident_document
+    from podwatch.report.json_documents import incident_document
 
     with read_journal(where) as journal:
         account = kept_account(journal)
@@ -128,7 +128,7 @@ def fetch_incidents(where: Where, incident_id: int | None) -> "list[IncidentDocu
 
 def kept_account(journal: "Journal") -> "Account | None":
     """The run's account as the last podwatch kept it; without money, because no configuration is read."""
-    from podwatch.policy.run_cost import COST_KEY, Price, Spent, account
+    from podwatch.report.run_cost import COST_KEY, Price, Spent, account
 
     kept = journal.learned(COST_KEY)
     spent = Spent.kept(kept.get("spent")) if isinstance(kept, dict) else None
@@ -263,8 +263,8 @@ def _refuse_unreadable(path: Path) -> None:
 
 def _learn_secrets(where: Where) -> None:
     """Register the secrets of the configuration and its files with the scrubber, as far as this user can read them."""
+    from podwatch.app.settings_in_force import learn_secrets
     from podwatch.config.loading import load_settings
-    from podwatch.daemon.settings_in_force import learn_secrets
 
     with contextlib.suppress(PodwatchError):
         named = Path(where.config) if where.config else None

@@ -72,7 +72,7 @@ def _journal_if_any(settings: "Settings") -> "Journal | None":
 
 def run_file(settings: "Settings", run_id: str = "") -> "RunFile":
     """run.json of this run, or of another one of the same state directory; not read yet."""
-    from podwatch.daemon.paths_and_run_lock import workspace_of
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.recovery.run_file import RunFile
     from podwatch.system.clock import SystemClock
 
@@ -94,10 +94,10 @@ def record_files(settings: "Settings", workspace: "Workspace") -> "RecordFiles":
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
     """A catalogue after two scans, which completeness needs, with the checkpoints marked that the daemon holds back.
     ``problems`` receives what could not be read for the marks. Blocks on the file system."""
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.checkpoints.known_checkpoints import Catalogue
     from podwatch.checkpoints.records import CheckpointRecords
     from podwatch.checkpoints.trainers import make_layout
-    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.system.clock import SystemClock
     from podwatch.system.procfs import boot_id, boot_wall
 
@@ -132,9 +132,9 @@ def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None"
     """The checkpoints that a daemon would hold back if it started now, by journal and run.json."""
     from dataclasses import replace
 
+    from podwatch.app import held_back_findings
     from podwatch.checkpoints.held_back import HeldBack
     from podwatch.checkpoints.implausible_steps import StepEvidence
-    from podwatch.daemon import held_back_findings
 
     held = (
         HeldBack()
@@ -302,7 +302,7 @@ def fixes_for(url: str, run_id: str) -> Iterator[None]:
 @contextmanager
 def pins_here(settings: "Settings", run: str) -> Iterator[frozenset[int]]:
     """The steps that are pinned on this pod, under the run's lock. Busy if a podwatch guards the run here."""
-    from podwatch.daemon.paths_and_run_lock import GUARD_LOCK
+    from podwatch.app.paths_and_run_lock import GUARD_LOCK
     from podwatch.system.files import FileLock
 
     state = settings.state_dir / run

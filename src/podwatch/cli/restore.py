@@ -120,10 +120,10 @@ def _refuse_beside_a_daemon(where: Where) -> None:
 
 
 def make_restorer(settings: "Settings", progress: Progress, *, in_place: bool) -> "Restorer":
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.checkpoints.inspector import INSPECTOR
     from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import record_files, store_of_run
-    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.store.restore.restore import OutagePatience, Restorer
 
     workspace = _workspace(settings) if in_place else workspace_of(settings)
@@ -139,7 +139,7 @@ def make_restorer(settings: "Settings", progress: Progress, *, in_place: bool) -
 
 def _workspace(settings: "Settings") -> "Workspace":
     """A workspace outside output_dir if a test rename from there works, else inside."""
-    from podwatch.daemon.paths_and_run_lock import workspace_of
+    from podwatch.app.paths_and_run_lock import workspace_of
 
     workspace = workspace_of(settings)
     workspace.check()

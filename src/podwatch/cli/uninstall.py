@@ -128,8 +128,8 @@ def _training(service: Service, settings: "Settings") -> Iterator[str]:
 def _own(settings: "Settings") -> dict[Path, str]:
     """podwatch's own directories of this run, and what each holds. The one beside output_dir only where its record
     says that it is this run's: the list is for `rm -r`."""
+    from podwatch.app.paths_and_run_lock import runtime_roots, workspace_of
     from podwatch.cli.offline import run_file
-    from podwatch.daemon.paths_and_run_lock import runtime_roots, workspace_of
     from podwatch.system.open_by_descriptor import KEPT, USER
     from podwatch.system.rename_places import corners_of
 

@@ -14,7 +14,6 @@ from podwatch.detection.window import Signal, Window, failing, healthy, signal, 
 from podwatch.domain.finding import Agreement, Evidence, counted
 from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import Health, TrainerSample
-from podwatch.policy.overall_status import STEP_LATE_K
 
 NEAR_SECONDS = 60.0
 """An engine process that ended longer than this before the memory fell is unrelated: it was replaced since, or was only
@@ -26,6 +25,9 @@ REPLACED_SECONDS = 5.0
 LIVENESS_SECONDS = 150.0
 """prime-rl's ``/liveness`` times out after 30 s and is requested every 30 s: at least three failures in a row. It can
 queue behind a weight update; three failures in a row mean that the update hangs."""
+STEP_LATE_K = 3.0
+"""Median steps without a step until the first line of the status shows it: the factor that detectors use as a
+corroborating signal (detection/confirming.py). It is no proof: an evaluation or a save takes as long."""
 NO_STEP_SECONDS = 600.0
 UPDATE_SECONDS = 2 * 720.0
 """prime-rl allows 720 s for one weight update. During it requests stall, no token is generated, ``/liveness`` is

@@ -152,7 +152,7 @@ class Heartbeat(Pod, Document):
     overall: Annotated[Label, unreadable_as("")] = ""
     reason: Annotated[str, shown(300), unreadable_as("")] = ""
     outcome: Annotated[Label, or_null("")] = ""
-    """How the run ended on that pod (policy/exit_code.py); empty while it continues."""
+    """How the run ended on that pod (job/exit_code.py); empty while it continues."""
     end: HeartbeatEnd | None = None
     step: Annotated[Whole | None, unreadable_as(None)] = None
     step_wall: Annotated[Real | None, unreadable_as(None)] = None

@@ -58,7 +58,7 @@ class GangRecord(_NodeDocument):
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """Why a node cannot continue. ``blame``: of policy/exit_code.py. ``log``: the log line that explains it. ``echo``:
+    """Why a node cannot continue. ``blame``: of job/exit_code.py. ``log``: the log line that explains it. ``echo``:
     by its logs, only because another node is gone. ``broken``: the node's machine is, so that another one is needed."""
 
     kind: Label

@@ -17,9 +17,9 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Snapshot, Supervision
+from podwatch.job.exit_code import Blame
 from podwatch.journal import Journal
-from podwatch.policy.confirm_resume import Confirmation, confirm
-from podwatch.policy.exit_code import Blame
+from podwatch.recovery.confirm_resume import Confirmation, confirm
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle

@@ -13,15 +13,15 @@ from podwatch.domain.process import ProcessSample
 from podwatch.domain.run_state import RunState, Stopping
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
+from podwatch.job.exit_code import Blame
 from podwatch.journal import Journal
 from podwatch.journal.bundle import capture
 from podwatch.journal.explaining_line import decisive, since
-from podwatch.policy.errors_in_output import LOG_LINES_KEPT
-from podwatch.policy.exit_code import Blame
-from podwatch.policy.restart import Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.context import Attempt, OpenFailure, RecoveryContext
+from podwatch.recovery.restart_budget import Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.start import StartFailed
 from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.errors_in_output import LOG_LINES_KEPT
 
 EVIDENCE_SECONDS: Final = 10.0
 """Limit for the incident bundle. The restart does not wait longer: idle GPUs cost money."""

@@ -26,7 +26,6 @@ from podwatch.domain.snapshot import Desired
 from podwatch.domain.starts import StartedBy, with_start
 from podwatch.journal import Journal
 from podwatch.journal.bundle import plain
-from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.recovery import quarantine, start_plan
 from podwatch.recovery.actions import (
     Action,
@@ -57,6 +56,7 @@ from podwatch.system.child import run_child
 from podwatch.system.procfs import send_signal
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.environment import for_training
+from podwatch.trainer.errors_in_output import LOG_LINES_KEPT
 from podwatch.trainer.trainer_handle import SupervisedTrainer
 
 if TYPE_CHECKING:

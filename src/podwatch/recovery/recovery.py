@@ -21,12 +21,11 @@ from podwatch.domain.lease import LeaseAction
 from podwatch.domain.process import FoundTree, TreeAnswer
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
-from podwatch.policy.confirm_resume import ConfirmationState
-from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery import quarantine
 from podwatch.recovery.actions import Action, Decision, Evaluate, Fetch, Phase, Start, Stop
 from podwatch.recovery.choose import ASKS_STORE
 from podwatch.recovery.command_changed import CommandWatch
+from podwatch.recovery.confirm_resume import ConfirmationState
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.decide import STORE_FIX, decide
 from podwatch.recovery.failure import Failures
@@ -34,6 +33,7 @@ from podwatch.recovery.lineages import Lineages
 from podwatch.recovery.observe import LISTED_SECONDS, Observer, recall
 from podwatch.recovery.perform import Performer
 from podwatch.recovery.requests import Requests
+from podwatch.recovery.restart_budget import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery.start import Starter
 from podwatch.recovery.state import GangStart, RecoveryState, newest_step
 from podwatch.trainer.base import TrainerHandle

@@ -11,9 +11,9 @@ from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, Snapshot, observed
 from podwatch.domain.status_document import RecoveryView
 from podwatch.recording.last_day import Moment
-from podwatch.reporting.daemon_view import DaemonView
-from tests.reporting import views
-from tests.reporting.views import GB, GIB, NOW, WALL
+from podwatch.report.daemon_view import DaemonView
+from tests.report import views
+from tests.report.views import GB, GIB, NOW, WALL
 
 
 class Shown:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.reporting import views
-from tests.reporting.test_page import HOSTILE, check
+from tests.report import views
+from tests.report.test_page import HOSTILE, check
 from tests.suites.page.browser import BROWSER
 from tests.suites.page.shown import Shown
 

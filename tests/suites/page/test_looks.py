@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.reporting import views
-from tests.reporting.test_page import HOSTILE, check
+from tests.report import views
+from tests.report.test_page import HOSTILE, check
 from tests.suites.page.browser import BROWSER, Browser, Page, opened, visit
 from tests.suites.page.shown import STATES, Shown, day
 

@@ -58,7 +58,7 @@ def leftovers(settings: Settings) -> Iterator[Line]:
 
 def paused(settings: Settings) -> Iterator[Line]:
     """A pause in effect."""
-    from podwatch.daemon.pause import described
+    from podwatch.app.pause import described
 
     run = recorded(settings)
     if run is not None and run.pause is not None:

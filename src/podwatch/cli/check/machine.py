@@ -109,7 +109,7 @@ def http(settings: Settings) -> Iterator[Line]:
         return
     from podwatch.api.http_access import beyond_loopback
     from podwatch.api.http_server import bind
-    from podwatch.daemon.settings_in_force import http_password
+    from podwatch.app.settings_in_force import http_password
 
     listener = bind(settings.http.host, settings.http.port)
     got = int(listener.getsockname()[1])
