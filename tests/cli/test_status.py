@@ -192,7 +192,7 @@ def test_status_imports_nothing_heavier_than_click(guarded):
     loaded = set(result.stdout.split("LOADED ")[1].splitlines()[0].split())
     assert not loaded & HEAVY
     rooms = result.stdout.split("ROOMS ")[1].split()
-    assert {r.split(".")[1] for r in rooms} <= {"cli", "config", "domain", "reporting", "system"}
+    assert {r.split(".")[1] for r in rooms} <= {"cli", "config", "domain", "report", "system"}
 
 
 PAINTED = "\x1b[H"

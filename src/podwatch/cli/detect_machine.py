@@ -6,7 +6,9 @@ The one detection for ``config init``, ``install``, ``check`` and ``run --job``.
 import os
 import pwd
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -295,8 +297,13 @@ def _absolute(path: Path) -> Path:
 
 
 # -- run directory of prime-rl ---------------------------------------------------------------------------------------
-# The command does not always name it: versions with run directories generate a name. Then it is the newest below
-# output_dir.
+# The command does not always name it: versions with run directories generate a name. Open files of the process tree
+# decide; the fallbacks are the command and the newest run below output_dir, which can be another run's.
+
+_OLD_TREE = frozenset(
+    {"logs", "run_default", "checkpoints", "weights", "rollouts", "broadcasts", "wandb", "torchrun", "configs", "evals"}
+)
+"""The entries that a version without run directories writes directly below output_dir."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +321,9 @@ def run_of(pid: int, command: Sequence[str], cwd: Path, name: str) -> OwnRun | N
     command counts, and without a name in it the run gets ``name``. Blocks."""
     asked = Command(command, cwd, shown=True)
     says = run_directory(asked)
+    written = _written_below(pid, says.base) if pid else ""
+    if written:
+        return _own(says, says.base / written, f"pid {pid} has files open in it")
     new = hints(asked, "").new_flags
     if not new and not runs_below(says.base):
         return None
@@ -328,6 +338,26 @@ def run_of(pid: int, command: Sequence[str], cwd: Path, name: str) -> OwnRun | N
 def _own(says: RunDirectory, path: Path, how: str) -> OwnRun:
     added = () if says.path is not None else ("--run.name", path.name)
     return OwnRun(path, how, added)
+
+
+def _written_below(pid: int, base: Path) -> str:
+    """The name of the run directory with most open files of the process tree; empty if there are none."""
+    import psutil
+
+    root = os.path.realpath(base) + "/"
+    try:
+        parent = psutil.Process(pid)
+        processes = [parent, *parent.children(recursive=True)]
+    except psutil.Error:
+        return ""
+    seen: Counter[str] = Counter()
+    for process in processes:
+        with suppress(psutil.Error):
+            for file in process.open_files():
+                first, _, rest = file.path.removeprefix(root).partition("/")
+                if file.path.startswith(root) and rest and first not in _OLD_TREE:
+                    seen[first] += 1
+    return seen.most_common(1)[0][0] if seen else ""
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
