@@ -111,7 +111,8 @@ def test_start_is_ready_and_status_says_what_it_does(pod: Pod) -> None:
     status = pod.status()
     assert status["running"], status
     assert status["run_id"] == RUN
-    assert {r["kind"] for r in status["reasons"]} == {"not-backed-up"}, status["reasons"]
+    # A note says where this machine allows fewer open files than training asks for.
+    assert {r["kind"] for r in status["reasons"] if r["severity"] != "info"} == {"not-backed-up"}, status["reasons"]
 
 
 def test_training_is_outside_and_gets_its_own_surroundings(pod: Pod) -> None:
