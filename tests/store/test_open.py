@@ -15,7 +15,7 @@ from podwatch.store.objects.access import access_for, access_from, variables_of
 from podwatch.store.objects.b2 import B2Access
 from podwatch.store.objects.directory import DirectoryObjects, is_on_file_system_of
 from podwatch.store.objects.open import StoreUrl, open_objects, parse_url
-from podwatch.store.objects.s3 import S3Access, S3Objects, finds_credentials
+from podwatch.store.objects.s3 import S3Access, S3Objects
 from tests.support.s3server import BUCKET, KEY, KEY_ID, S3Server
 
 B2 = {"B2_APPLICATION_KEY_ID": "0011", "B2_APPLICATION_KEY": "K001-in-the-environment"}
@@ -112,25 +112,6 @@ def test_the_settings_of_s3_count_before_the_environment(tmp_path: Path) -> None
     settings = Settings.model_validate({"run_id": "r", "trainer": {"output_dir": tmp_path}, "sync": sync})
     environ = S3 | {"AWS_ENDPOINT_URL": "https://all", "AWS_REGION": "r"}
     assert access_for(settings, environ) == S3Access(endpoint="http://set:9000", region="auto", profile="lab")
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where AWS's own files would be; no key anywhere."""
-    for name in (*S3, "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    return tmp_path
-
-
-def test_what_aws_tools_would_find(home: Path) -> None:
-    assert not finds_credentials(S3Access())
-    text = "[default]\naws_access_key_id = AKID-default\naws_secret_access_key = default-secret\n"
-    (home / "credentials").write_text(text)
-    (home / "credentials").chmod(0o600)
-    assert finds_credentials(S3Access())
 
 
 def test_a_directory_on_the_same_file_system(tmp_path: Path) -> None:

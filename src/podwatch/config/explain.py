@@ -78,16 +78,10 @@ def to_toml(value: object) -> str:
     raise TypeError(f"no TOML form for {type(value).__name__}")
 
 
-def render_toml(
-    settings: Settings,
-    sources: Mapping[str, str] | None = None,
-    *,
-    mask: bool = True,
-    notes: Mapping[str, str] | None = None,
-) -> str:
-    """The effective settings as loadable TOML, each with its description and source.
+def render_toml(settings: Settings, sources: Mapping[str, str] | None = None) -> str:
+    """The effective settings as loadable TOML without secrets, each with its description and source.
 
-    Values at their default are commented out. ``notes`` are further comments by key.
+    Values at their default are commented out.
     """
     lines: list[str] = []
     section = ""
@@ -99,11 +93,8 @@ def render_toml(
             lines += ["", f"# {_lower(note_of(home))}", f"{'# ' if absent else ''}[{home}]"]
             section = home
         source = (sources or {}).get(key, "default" if _is_default(field, value) else "file")
-        shown = plain(field, value)
-        shown = masked(key, shown) if mask else shown
+        shown = masked(key, plain(field, value))
         lines.append(f"# {described(field)}" + (f" ({source})" if source not in ("default", "file") else ""))
-        if notes and key in notes:
-            lines.append(f"# {notes[key]}")
         if shown is None:
             lines.append(f"# {name} =")
         else:

@@ -130,16 +130,6 @@ def _session(access: S3Access, transport: Transport) -> Any:
     )  # fmt: skip
 
 
-def finds_credentials(access: S3Access) -> bool:
-    """Whether there are any, in ``access`` or where AWS's tools look. Can ask the machine for some seconds. Raises
-    PermissionDenied."""
-    transport = Transport(1, ca=access.ca)
-    try:
-        return _session(access, transport).get_credentials() is not None
-    finally:
-        transport.close()
-
-
 class S3Objects(HttpObjects):
     mark = "ETag"
 
