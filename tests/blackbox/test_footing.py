@@ -169,7 +169,8 @@ def test_it_adopts_restarts_and_returns_to_disk(rig: Rig, elsewhere: Path, name:
             assert not events & {"pruned", "published", "upload-started", "remote-pruned"}, events
         back = len(daemon.events())
     returned(daemon, back)
-    daemon.wait_event("published", 90, after=back)
+    if name != "locked":
+        daemon.wait_event("published", 90, after=back)
     assert daemon.stop() == 0
     rig.never_two()
     assert len(rig.starts) == 3
