@@ -524,8 +524,8 @@ def _at_rest(now: Now) -> tuple[Phase, str]:
 def _held_back(now: Now) -> str:
     """Why podwatch neither stops nor starts training now, empty if it may."""
     run = now.run
-    if now.facts.unwritable:
-        return now.facts.unwritable
+    if now.facts.unwritable and not (run.requested and not now.wants_training):
+        return now.facts.unwritable  # an operator's stop changes no directory, and it is recorded
     if run.requested:
         return ""
     if run.pause is not None:
