@@ -44,7 +44,7 @@ ELSEWHERE = {
 RESTARTED = frozenset(DEATHS)
 
 README = ROOT / "README.md"
-SCREEN = ROOT / "tests" / "reporting" / "golden" / "status-after-recovery.txt"
+SCREEN = ROOT / "tests" / "report" / "golden" / "status-after-recovery.txt"
 SHOWN = re.compile(r"(^    \$ podwatch status\n)(.*?)(?=^\S)", re.MULTILINE | re.DOTALL)
 
 ENTRY = re.compile(r"^### ([a-z0-9-]+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)

@@ -100,7 +100,7 @@ def test_the_index_and_the_site_name_every_page() -> None:
 def last_lines() -> list[tuple[str, str]]:
     """(page, lines) of every block that ends a job script with podwatch's code."""
     blocks = re.compile(r"^ +code=\$\?\n.*?exit \$code\n", re.M | re.S)
-    pages = [DOCS / "engines.md", DOCS / "nodes.md"]
+    pages = [DOCS / "jobs.md", DOCS / "nodes.md"]
     return [(page.name, textwrap.dedent(block)) for page in pages for block in blocks.findall(page.read_text())]
 
 
@@ -115,7 +115,7 @@ def test_a_finished_job_is_0_and_only_86_runs_again(page: str, lines: str) -> No
 
 
 def test_all_three_scripts_have_been_found() -> None:
-    assert [page for page, _ in last_lines()] == ["engines.md", "engines.md", "nodes.md"]
+    assert [page for page, _ in last_lines()] == ["jobs.md", "jobs.md", "nodes.md"]
 
 
 # -- settings: a page that gives a default gives the real one
