@@ -13,7 +13,7 @@ from tools import pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-TEXTS = sorted({ROOT / "README.md", *DOCS.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/**/*.md")})
+TEXTS = sorted({*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/**/*.md")})
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
