@@ -49,6 +49,16 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not broken(page, page.read_text())
 
 
+def test_each_page_that_a_message_or_an_example_names_exists() -> None:
+    sources = [p for top in ("src", "config", "examples", "systemd", "docs/schema") for p in (ROOT / top).rglob("*.*")]
+    texts = [
+        p.read_text() for p in sources if p.suffix in {".py", ".toml", ".json", ".yaml", ".yml", ".sh", ".service"}
+    ]
+    named = {name for text in texts for name in re.findall(r"\bdocs/([\w-]+\.md)", text)}
+    assert len(named) > 10
+    assert {name for name in named if not (DOCS / name).exists()} == set()
+
+
 def test_a_broken_link_is_found() -> None:
     text = "[a](runbook.md#hang) [b](runbook.md#hung) [c](gone.md) [d](https://example.org/x) `[e](code)`"
     assert broken(DOCS / "README.md", text) == ["runbook.md#hung", "gone.md"]
