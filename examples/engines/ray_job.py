@@ -2,7 +2,7 @@
 
 Needs ``ray[default]``. Ray starts a job once and has no rule for exit codes, and `ray job submit` itself ends only with
 0 or 1: this script reads the code and decides. The entrypoint runs on one node and sees at most the GPUs that it asks
-for. For training that is itself distributed by Ray, run podwatch outside and Ray inside (docs/ray.md).
+for. For training that is itself distributed by Ray, run podwatch outside and Ray inside (docs/trainer.md).
 """
 
 import os

@@ -7,7 +7,7 @@ export B2_APPLICATION_KEY_ID="${B2_APPLICATION_KEY_ID:-your key id}"
 export B2_APPLICATION_KEY="${B2_APPLICATION_KEY:-your key}"
 POD_STORE=${POD_STORE:-b2://bucket}
 POD_RUN=${POD_RUN:-name-of-the-run}
-POD_TRUST=${POD_TRUST:---trust}    # or: --digest D (docs/bootstrap.md)
+POD_TRUST=${POD_TRUST:---trust}    # or: --digest D (docs/pods.md)
 POD_SOURCE=${POD_SOURCE:-the URL of the wheel of podwatch, or git+https://...}
 export HOME="${HOME:-/root}"       # cloud-init sets none
 

@@ -5,7 +5,7 @@
 # Set these first (envVars of the pod, or  export  in the ssh session):
 #   B2_APPLICATION_KEY_ID, B2_APPLICATION_KEY   a key limited to the run's bucket and prefix
 #   POD_STORE=b2://bucket   POD_RUN=name-of-the-run
-#   POD_TRUST=--trust, or "--digest D" (docs/bootstrap.md)
+#   POD_TRUST=--trust, or "--digest D" (docs/pods.md)
 #   POD_SOURCE=what pip installs: the URL of podwatch's wheel, or git+https://...
 set -eu
 : "${POD_STORE:?}" "${POD_RUN:?}" "${POD_TRUST:?}" "${POD_SOURCE:?}"

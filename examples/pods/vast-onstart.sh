@@ -4,7 +4,7 @@
 # Set in the template's environment (Vast shows them to whoever can see the template):
 #   B2_APPLICATION_KEY_ID, B2_APPLICATION_KEY   a key limited to the run's bucket and prefix
 #   POD_STORE=b2://bucket   POD_RUN=name-of-the-run
-#   POD_TRUST=--trust, or "--digest D" (docs/bootstrap.md)
+#   POD_TRUST=--trust, or "--digest D" (docs/pods.md)
 #   POD_SOURCE=what pip installs: the URL of podwatch's wheel, or git+https://...
 set -eu
 : "${POD_STORE:?}" "${POD_RUN:?}" "${POD_TRUST:?}" "${POD_SOURCE:?}"

@@ -1,4 +1,4 @@
-"""The contract between ``podwatch controller`` and a provider command, for programs in Python (docs/providers.md).
+"""The contract between ``podwatch controller`` and a provider command, for programs in Python (docs/controller.md).
 
 A provider command is one program. Its first argument is ``list``, ``create`` or ``destroy``; it reads one JSON object
 from stdin, writes one to stdout, logs to stderr, and ends with one of the exit codes below. ``serve`` does all of that

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""dstack for ``podwatch controller``: create = ``dstack apply`` of one task (docs/providers.md).
+"""dstack for ``podwatch controller``: create = ``dstack apply`` of one task (docs/controller.md).
 
 Where dstack's own retry is an option, use it instead: examples/engines/dstack.yml. Needs `dstack` with its project,
 contract.py beside it, and dstack.toml. Secrets are dstack's: `${{ secrets.name }}` in the task's file.

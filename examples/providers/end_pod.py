@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""End the rented machine that this program runs on: ``end_pod.py vast | runpod | url`` (docs/end-the-pod.md).
+"""End the rented machine that this program runs on: ``end_pod.py vast | runpod | url`` (docs/pods.md).
 
 podwatch runs it by ``[end_pod] command`` once the run has ended here. If everything of the run is stored
 (PODWATCH_STORED=yes), it destroys the machine with its disk. Otherwise it stops the machine and keeps the disk, which

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""RunPod for ``podwatch controller``: ``runpod.py list | create | destroy`` (docs/providers.md).
+"""RunPod for ``podwatch controller``: ``runpod.py list | create | destroy`` (docs/controller.md).
 
 REST API v2 over plain HTTPS, with the standard library. Needs contract.py beside it, runpod.toml (or
 RUNPOD_CONFIG) and RUNPOD_API_KEY; RUNPOD_API_URL is honoured. The API has no interruptible pods.

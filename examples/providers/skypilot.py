@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""SkyPilot for ``podwatch controller``: create = ``sky launch`` of one task (docs/providers.md).
+"""SkyPilot for ``podwatch controller``: create = ``sky launch`` of one task (docs/controller.md).
 
 For people whose machines come from `sky launch` by hand. Where SkyPilot's managed jobs are an option, use them instead:
 examples/engines/skypilot.yaml. Needs `sky` and its API server's state, contract.py beside it, and skypilot.toml.

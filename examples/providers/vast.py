@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Vast.ai for ``podwatch controller``: ``vast.py list | create | destroy`` (docs/providers.md).
+"""Vast.ai for ``podwatch controller``: ``vast.py list | create | destroy`` (docs/controller.md).
 
 It calls the vendor's command line, ``vastai`` (1.9 or newer; VASTAI names another path). Needs contract.py beside it,
 vast.toml (or VAST_CONFIG) and VAST_API_KEY; VAST_URL is honoured.

@@ -11,7 +11,8 @@ import pytest
 from podwatch.cli.root import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "systemd/README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+TEXTS = [*ROOT.glob("*.md"), ROOT / "systemd/README.md", *(ROOT / "docs").glob("*.md")]
+PAGES = sorted(str(page.relative_to(ROOT)) for page in TEXTS if page.name != "CHANGELOG.md")
 VALUES = {"N": "1", "PID": "1", "STEP": "1", "M": "1", "ID": "1"}
 """What stands for a number in a page."""
 _CODE = re.compile(r"`([^`\n]+)`")

@@ -1,5 +1,5 @@
 """What users install: the source distribution builds the same wheel as the tree, and the wheel alone is podwatch. Each
-way of docs/pods.md to install it, for real, from the wheel and from the source distribution."""
+way of docs/start.md to install it, for real, from the wheel and from the source distribution."""
 
 import os
 import shutil

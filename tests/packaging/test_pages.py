@@ -13,7 +13,7 @@ from tools import pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-TEXTS = sorted({ROOT / "README.md", *DOCS.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/**/*.md")})
+TEXTS = sorted({*ROOT.glob("*.md"), *DOCS.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/**/*.md")})
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -47,6 +47,16 @@ def broken(page: Path, text: str) -> list[str]:
 @pytest.mark.parametrize("page", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert not broken(page, page.read_text())
+
+
+def test_each_page_that_a_message_or_an_example_names_exists() -> None:
+    sources = [p for top in ("src", "config", "examples", "systemd", "docs/schema") for p in (ROOT / top).rglob("*.*")]
+    texts = [
+        p.read_text() for p in sources if p.suffix in {".py", ".toml", ".json", ".yaml", ".yml", ".sh", ".service"}
+    ]
+    named = {name for text in texts for name in re.findall(r"\bdocs/([\w-]+\.md)", text)}
+    assert len(named) > 10
+    assert {name for name in named if not (DOCS / name).exists()} == set()
 
 
 def test_a_broken_link_is_found() -> None:
@@ -100,7 +110,7 @@ def test_the_index_and_the_site_name_every_page() -> None:
 def last_lines() -> list[tuple[str, str]]:
     """(page, lines) of every block that ends a job script with podwatch's code."""
     blocks = re.compile(r"^ +code=\$\?\n.*?exit \$code\n", re.M | re.S)
-    pages = [DOCS / "engines.md", DOCS / "nodes.md"]
+    pages = [DOCS / "jobs.md", DOCS / "nodes.md"]
     return [(page.name, textwrap.dedent(block)) for page in pages for block in blocks.findall(page.read_text())]
 
 
@@ -115,7 +125,7 @@ def test_a_finished_job_is_0_and_only_86_runs_again(page: str, lines: str) -> No
 
 
 def test_all_three_scripts_have_been_found() -> None:
-    assert [page for page, _ in last_lines()] == ["engines.md", "engines.md", "nodes.md"]
+    assert [page for page, _ in last_lines()] == ["jobs.md", "jobs.md", "nodes.md"]
 
 
 # -- settings: a page that gives a default gives the real one

@@ -388,7 +388,7 @@ def test_pagerduty_opens_and_resolves_one_alert(web: Web, tmp_path: Path) -> Non
 def copyable() -> list[str]:
     """The lines of docs/notifications.md that are copied into urls_file, with something in each placeholder."""
     page = (Path(__file__).parents[2] / "docs" / "notifications.md").read_text()
-    block = page.split("## What do I copy")[1].split("\n\n")[2]
+    block = page.split("\n## Services\n")[1].split("\n\n")[1]
     lines = [line.partition("   #")[0].strip() for line in block.splitlines()]
     names = {"<T...>": "T1JJ3T3L2", "<B...>": "A1BRTD4JD", "<key>": "TIiajkdnlazkcOXrIdevi7FQ", "<user>": "u"}
     names |= {"<webhook id>": "4" * 24, "<webhook token>": "B" * 64, "<password>": "p", "<chat id>": "12345"}

@@ -154,14 +154,14 @@ def test_stored_goes_by_save_and_not_by_step():
 
 
 def test_the_catalogue_lists_exactly_the_events_that_exist():
-    section = (DOCS / "events.md").read_text().split("\n## Events\n")[1].split("\n## ")[0]
+    section = (DOCS / "json.md").read_text().split("\n## Events\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("- `")]
     listed = [name for line in lines for name in re.findall(r"`([a-z-]+)`", line.partition(": ")[0])]
     assert sorted(listed) == sorted(str(n) for n in EventName)
 
 
 def test_the_catalogue_names_only_kinds_that_exist():
-    section = (DOCS / "events.md").read_text().split("\n## Findings\n")[1]
+    section = (DOCS / "json.md").read_text().split("\n## Findings\n")[1]
     listed = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
     assert len(listed) > 10
     assert set(listed) <= {str(n) for n in FindingKind}

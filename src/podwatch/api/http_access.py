@@ -21,7 +21,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 REFUSED_WITHOUT = (
     "podwatch listens beyond loopback without a password, so it answers only /livez, /readyz, /healthz and progress"
     " pings. Set [http] password_file and restart podwatch, or set [http] host to 127.0.0.1 and use"
-    " `ssh -L 9477:127.0.0.1:9477 POD` (docs/page.md). Training continues either way.\n"
+    " `ssh -L 9477:127.0.0.1:9477 POD` (docs/notifications.md). Training continues either way.\n"
 )
 REFUSED_WRONG = "Permission denied: this address needs the password in [http] password_file (any user name).\n"
 PROBES = frozenset({"/livez", "/readyz", "/healthz"})

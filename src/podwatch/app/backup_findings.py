@@ -41,9 +41,7 @@ def backup_findings(
                 Severity.CRITICAL if lost else Severity.WARNING,
                 f"{lease.why_not}; nothing trains here" + ("" if lease.publish else " and nothing is published"),
                 now,
-                fix
-                if lost
-                else "nothing if this is intended; else change control.json in the store (docs/two-pods.md)",
+                fix if lost else "nothing if this is intended; else change control.json in the store (docs/pods.md)",
             )
         )
     if not lost_run(sync) and sync.ok is False:

@@ -237,7 +237,7 @@ class Commands:
 
     async def evaluate(self, params: dict[str, Any]) -> dict[str, Any]:
         if self._evaluations is None:
-            fix = "set [evaluation] command and restart podwatch (docs/evaluation.md)"
+            fix = "set [evaluation] command and restart podwatch (docs/hooks.md)"
             raise UsageError("no evaluation is configured", where="[evaluation]", fix=fix)
         steps = params.get("steps")
         if steps is not None:

@@ -401,7 +401,7 @@ class Daemon:
         return max(recovery.preempt_grace / 2, end_grace(recovery, os.environ) - LAST_WORDS_SECONDS)
 
     async def _time_left(self) -> Budget:
-        """The time for the shutdown: ``_grace`` at a preemption (docs/maintenance.md), else unlimited."""
+        """The time for the shutdown: ``_grace`` at a preemption (docs/pods.md), else unlimited."""
         grace = Budget(self._grace())
         leaving = self._host.exit
         if leaving.first == 0 and leaving.verdict is None:

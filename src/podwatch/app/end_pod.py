@@ -1,5 +1,5 @@
 """Ends the rented machine of a plain pod by ``[end_pod] command``, once nothing more is to be done on it
-(docs/end-the-pod.md).
+(docs/pods.md).
 
 A finished run is billed until its machine ends. In job mode the engine ends it; a plain pod has to end itself. The
 command can destroy the disk with all that is on it, so it runs only after the final sync is done or its time is over,
@@ -41,7 +41,7 @@ Look = Callable[[], Awaitable[bool]]
 """Whether everything is stored now."""
 _ENDS: Final = frozenset({Outcome.FINISHED, Outcome.GAVE_UP, Outcome.SUPERSEDED})
 """The ends of a run after which its machine ends: whoever stops or preempts it may still want something of it."""
-_FIX: Final = "end this machine in the provider's console: it is billed; then correct [end_pod] (docs/end-the-pod.md)"
+_FIX: Final = "end this machine in the provider's console: it is billed; then correct [end_pod] (docs/pods.md)"
 
 
 @dataclass(frozen=True, slots=True)

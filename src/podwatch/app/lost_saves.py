@@ -143,7 +143,7 @@ def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> F
         f" {oldest.layout!r}: podwatch neither stores them nor resumes from them{back}; step {oldest.step},"
         f" {_where(oldest)}: {_why(oldest)}",
         at,
-        f"check the trainer's log for failed saves; if these checkpoints are complete, {where} (docs/layouts.md)",
+        f"check the trainer's log for failed saves; if these checkpoints are complete, {where} (docs/trainer.md)",
         evidence=tuple(
             Evidence(f"step {s.step}", f"{_state(s)}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
         ),

@@ -64,7 +64,7 @@ def policies_from(settings: Settings, *, max_steps: int | None, save_interval: i
 def learn_secrets(settings: Settings) -> None:
     """Register the secrets of env_file, store, notification URLs and training command: an adopted trainer logs them
     before podwatch uses these files. Unreadable files are reported by the components that need them. Blocks. The S3
-    credentials that the service's environment file gave to podwatch become podwatch's alone (docs/s3.md)."""
+    credentials that the service's environment file gave to podwatch become podwatch's alone (docs/store.md)."""
     trainer = settings.trainer
     claim_own(os.environ, sorted(ETC.glob("*.env")))
     with _unless_unreadable():

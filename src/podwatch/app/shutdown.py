@@ -1,6 +1,6 @@
 """The end of the daemon: tasks and steps that end within a deadline, and preemption.
 
-Preemption means that this machine is taken away within seconds (docs/maintenance.md). Steps, each with its own
+Preemption means that this machine is taken away within seconds (docs/pods.md). Steps, each with its own
 deadline: write the heartbeat ``preempted``, so that a replacement does not wait; finish the upload in progress if there
 is time; request training to end; store what it saves until it ends. All within ``[recovery] preempt_grace``, because an
 unannounced SIGKILL follows.

@@ -147,7 +147,7 @@ def choose(site: Site) -> Recognition:
     raise ConfigurationError(
         f"no layout recognizes this trainer: {_examined(site)}",
         where="trainer.layout",
-        fix=f"set it to one of {', '.join(all_trainers())} (docs/layouts.md describes each);"
+        fix=f"set it to one of {', '.join(all_trainers())} (docs/trainer.md describes each);"
         ' "custom" takes its rules from [checkpoints.custom]',
     )
 

@@ -95,7 +95,7 @@ def command(
 ) -> None:
     """Fetch podwatch.toml and the files of the training command from the store, show them with their digest, and, with
     --trust or that digest, write them to their places and continue as `podwatch run`. Who can write to the bucket
-    decides what runs here: read docs/bootstrap.md. The store's key comes from B2_APPLICATION_KEY_ID and
+    decides what runs here: read docs/pods.md. The store's key comes from B2_APPLICATION_KEY_ID and
     B2_APPLICATION_KEY. A second call on this pod continues with the files that are here.
 
     Exit: 77 not trusted, or a key that can only read; 78 something must be filled in or decided first; 69 the store

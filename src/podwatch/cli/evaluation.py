@@ -1,4 +1,4 @@
-"""``podwatch eval``: the table of results, and evaluations of checkpoints now (docs/evaluation.md)."""
+"""``podwatch eval``: the table of results, and evaluations of checkpoints now (docs/hooks.md)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def _show_results(where: Where, *, as_json: bool) -> None:
         documents = [_document(r, best=r is top, at=rfc3339(r.wall)) for r in rows]
         print_json({"schema_version": 1, "metric": settings.metric or None, "results": documents})
     elif not rows:
-        click.echo("no evaluation has ended yet (docs/evaluation.md)")
+        click.echo("no evaluation has ended yet (docs/hooks.md)")
     else:
         click.echo("\n".join(_lines(rows, policy.columns(rows, settings.metric), top)))
 

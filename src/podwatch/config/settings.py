@@ -98,7 +98,7 @@ class Section(BaseModel):
 
 
 class TrainerSettings(Section):
-    """The training that podwatch starts, watches and resumes (docs/layouts.md)."""
+    """The training that podwatch starts, watches and resumes (docs/trainer.md)."""
 
     layout: str = refused("auto", "layout of the checkpoints; auto: detected from command and output_dir")
     output_dir: Path = Field(..., json_schema_extra=REFUSED, description="the trainer's output directory")
@@ -295,7 +295,7 @@ class CheckpointSettings(Section):
 
 
 class SyncSettings(Section):
-    """Copies of checkpoints outside this pod (docs/sync.md)."""
+    """Copies of checkpoints outside this pod (docs/store.md)."""
 
     store: str = refused("", f"{EXAMPLES} (an installed package can add more); empty: NOT BACKED UP")
     s3_endpoint: str = setting("", "for s3://: the service's address, if it is not AWS")
@@ -435,7 +435,7 @@ class NodesSettings(Section):
 
 
 class EndPodSettings(Section):
-    """A command that ends the rented machine with the run (docs/end-the-pod.md).
+    """A command that ends the rented machine with the run (docs/pods.md).
 
     Not used in job mode, where the engine ends it."""
 
@@ -484,7 +484,7 @@ class HookSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """A command that evaluates checkpoints (docs/evaluation.md).
+    """A command that evaluates checkpoints (docs/hooks.md).
 
     Empty ``command``: none."""
 
@@ -585,14 +585,14 @@ class TrainingHealthSettings(Section):
 
 
 class RecordSettings(Section):
-    """Recorded sensor data (docs/replay.md)."""
+    """Recorded sensor data (docs/detection.md)."""
 
     enabled: bool = setting(True, "record the sensor data for `podwatch replay`")
     max_size: Size = fixed(32_000_000, "size of all recordings; the oldest part is deleted first", ge=1_000_000)
 
 
 class HttpSettings(Section):
-    """The page (docs/page.md), health, status and metrics."""
+    """The page (docs/notifications.md), health, status and metrics."""
 
     enabled: bool = refused(True, "the page, health, status, metrics, and the trainer's progress pings")
     host: str = refused("127.0.0.1", "address to listen on; beyond loopback it needs password_file")
@@ -669,7 +669,7 @@ class WandbSettings(Section):
 
 
 class CostSettings(Section):
-    """What this machine costs (docs/cost.md)."""
+    """What this machine costs (docs/runs.md)."""
 
     per_hour: float | None = setting(None, "price of one hour of this machine; with it podwatch shows money", ge=0)
     currency: str = setting("", 'text behind an amount, for example "EUR"', max_length=8)

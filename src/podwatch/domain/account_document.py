@@ -1,4 +1,4 @@
-"""What the run costs, as the status and the heartbeat have it (docs/cost.md). Pure."""
+"""What the run costs, as the status and the heartbeat have it (docs/runs.md). Pure."""
 
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class CauseDocument(LossDocument):
 
 @dataclass(frozen=True, slots=True)
 class AccountTotals(Document):
-    """What the run costs (docs/cost.md)."""
+    """What the run costs (docs/runs.md)."""
 
     since: At = None
     total_seconds: Size = 0.0

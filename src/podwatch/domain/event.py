@@ -1,4 +1,4 @@
-"""Events, incidents and notices: what podwatch records, and what it sends to the operator. docs/events.md lists the
+"""Events, incidents and notices: what podwatch records, and what it sends to the operator. docs/json.md lists the
 names.
 """
 

@@ -13,7 +13,7 @@ class Severity(StrEnum):
 
 
 class FindingKind(StrEnum):
-    """Stable names; docs/events.md and docs/json.md list them."""
+    """Stable names; docs/json.md lists them."""
 
     SILENT_DEATH = "silent-death"
     TRAINER_EXITED = "trainer-exited"

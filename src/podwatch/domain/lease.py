@@ -1,4 +1,4 @@
-"""Which pod holds a run in the store: pods, claims, the holder's heartbeat, and control.json (docs/two-pods.md)."""
+"""Which pod holds a run in the store: pods, claims, the holder's heartbeat, and control.json (docs/pods.md)."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""The scrubber: removes secrets from text before podwatch stores, sends or shows it (docs/secrets.md).
+"""The scrubber: removes secrets from text before podwatch stores, sends or shows it (docs/security.md).
 
 Two methods. Values that podwatch *knows* (``register...``, called where a secret is read) are found in every form:
 plain, percent-encoded, escaped, hexadecimal, base64, wrapped over lines, cut. Unknown ones are found by one table of

@@ -23,7 +23,7 @@ from podwatch.domain.snapshot import Desired, GpuState, Health, Liveness, Sensor
 @dataclass(frozen=True, slots=True)
 class FindingDocument(Document):
     kind: Text
-    """A finding's kind (docs/events.md), or podwatch-not-found, podwatch-stopped, podwatch-died or
+    """A finding's kind (docs/json.md), or podwatch-not-found, podwatch-stopped, podwatch-died or
     podwatch-silent."""
     severity: Severity
     subject: Text
@@ -465,7 +465,7 @@ class SyncDocument(Document):
     calls: Mapping[Text, Whole]
     """To the store since podwatch started, by class: a is free, b and c are up to 2,500 a day."""
     standing: Literal["alone"] | LeaseAction
-    """Whether this pod holds the run in the store (docs/two-pods.md); alone: no store."""
+    """Whether this pod holds the run in the store (docs/pods.md); alone: no store."""
     generation: Whole
     """Of the holder."""
     settles_in_seconds: Whole | None

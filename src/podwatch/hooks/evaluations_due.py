@@ -1,5 +1,5 @@
 """Which checkpoints are evaluated and when, the table of results, the best of them, and a regression
-(docs/evaluation.md).
+(docs/hooks.md).
 
 Pure. ``State`` is a fold over the events of the journal; a target is a checkpoint that waits for its evaluation.
 """
@@ -336,7 +336,7 @@ def no_weights(layout: str, convert: str, note: str) -> str:
         text += f"; to convert it, with CHECKPOINT as {{checkpoint}}: {convert}"
     if note:
         text += f" ({note})"
-    return text + ". docs/evaluation.md shows a command that converts first"
+    return text + ". docs/hooks.md shows a command that converts first"
 
 
 # -- kept in the journal ---------------------------------------------------------------------------------------------

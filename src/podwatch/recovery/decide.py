@@ -59,7 +59,7 @@ NO_CHECKPOINT: Final = -1
 """``stop_above`` where there was no checkpoint: any is newer."""
 START_FIX: Final = "`podwatch start` starts training"
 TAKE_OVER_FIX: Final = (
-    "stop podwatch here, then run `podwatch run --take-over`; or change control.json in the store (docs/two-pods.md)"
+    "stop podwatch here, then run `podwatch run --take-over`; or change control.json in the store (docs/pods.md)"
 )
 STORE_FIX: Final = (
     "correct the store or its key (finding `store-unavailable`); or, if no other pod trains this run, run `podwatch"

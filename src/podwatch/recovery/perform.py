@@ -761,7 +761,7 @@ def stopping(handle: TrainerHandle, why: str) -> Stopping:
 
 
 async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> bool:
-    """The machine is being taken away: ask training to end, once, and do not wait for it (docs/maintenance.md).
+    """The machine is being taken away: ask training to end, once, and do not wait for it (docs/pods.md).
 
     Records the stop, then sends SIGTERM to the trainer. Returns False if none runs.
 

@@ -1,5 +1,5 @@
 """The page at ``/``: the template page.html, filled with the status document, the last incidents and the last log lines
-(docs/page.md).
+(docs/notifications.md).
 
 Every value is text: only ``tag`` and the template make HTML (html.py). The facts are the document's rows. The script
 replaces the parts that changed; without it the page shows everything at each reload.

@@ -1,5 +1,5 @@
 """Uploads: which checkpoint is uploaded next, the outcome of each, and whether they are slower than the saves
-(docs/sync.md). Pure."""
+(docs/store.md). Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,7 +1,7 @@
 """The terminal that a process runs in, and when a key was last typed there.
 
-The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "An end
-that is left to its operator"). Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s)
+The terminal in which an operator started a trainer, and when a key was last typed there (docs/detection.md, "Ended
+by an operator"). Typing shows in the terminal's access time, which the kernel moves (in steps of 8 s)
 when a program reads from it. Its modification time is useless: the trainer's own output changes it all the time.
 """
 

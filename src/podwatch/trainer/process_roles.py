@@ -3,7 +3,7 @@
 Used only for display and to notice that the engine is gone: a process is *ours* by descent, never by its name.
 
 And how a process names the run: its output directory in the command, a configuration file or the environment, or a
-repetition of the run's command. That never makes a process a trainer; it is a reason to wait (docs/attaching.md).
+repetition of the run's command. That never makes a process a trainer; it is a reason to wait (docs/trainer.md).
 
 Pure, except for ``named_in_files``, which reads configuration files that a command names.
 """

@@ -2,7 +2,7 @@
 
 Kubernetes: what the API server refuses and a schema cannot say (kubernetes v1.31 `pkg/apis/batch/validation`). Compose
 and SkyPilot: values that the schema takes for plain strings. And for every engine, what podwatch needs:
-docs/engines.md.
+docs/jobs.md.
 """
 
 import re

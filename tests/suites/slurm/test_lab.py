@@ -1,5 +1,5 @@
 """What Slurm does with exit codes and signals, with a stand-in for podwatch: the laboratory itself, and the script of
-docs/engines.md for sites without RequeueExit."""
+docs/jobs.md for sites without RequeueExit."""
 
 import re
 import textwrap
@@ -51,7 +51,7 @@ def test_codes_decide(lab: Lab) -> None:
 class Successors:
     """An example with the last lines that a page gives for sites without RequeueExit."""
 
-    def __init__(self, lab: Lab, name: str, page: str = "engines.md", example: str = "slurm.sbatch") -> None:
+    def __init__(self, lab: Lab, name: str, page: str = "jobs.md", example: str = "slurm.sbatch") -> None:
         self.lab, self.directory, self.example = lab, lab.root / "jobs" / name, example
         self.podwatch = StandIn(self.directory / "stand-in")
         page = (REPO / "docs" / page).read_text()

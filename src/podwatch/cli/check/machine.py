@@ -121,7 +121,7 @@ def http(settings: Settings) -> Iterator[Line]:
         return
     if not password and beyond_loopback(settings.http.host):
         text = f"{settings.http.host} without a password: only probes and progress pings are answered"
-        yield Line("http", "warn", text, "set [http] password_file (docs/page.md)")
+        yield Line("http", "warn", text, "set [http] password_file (docs/notifications.md)")
     if settings.http.port in (0, got):
         yield Line("http", "ok", f"{settings.http.host}:{got} is free")
     else:

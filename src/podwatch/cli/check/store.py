@@ -32,7 +32,7 @@ def store(settings: Settings) -> Iterator[Line]:
         checked = in_time(lambda: opened.check(keys.root), seconds=60.0)
         yield Line("store", "ok", f"{opened.url} is usable{_refuses(checked)}")
         for warning in checked.warnings:
-            yield Line("store", "warn", warning, "see docs/sync.md")
+            yield Line("store", "warn", warning, "see docs/store.md")
         if checked.skew is not None:
             yield _clock(checked.skew)
     except TimeoutError:

@@ -77,7 +77,7 @@ _REFUSALS = {
         "restore it there, and exclude podwatch's prefix from the rule that archives",
     ),
     "unsupported": ("the store does not support this request ({text})", "report it, with the endpoint"),
-    "permission": ("the credentials lack {action} here ({text})", "extend the policy (docs/s3.md has one)"),
+    "permission": ("the credentials lack {action} here ({text})", "extend the policy (docs/store.md has one)"),
     "request": ("the store refused a request ({text})", "correct what the store's answer names"),
 }
 """What happened, and what to do, by what an answer means."""

@@ -3,7 +3,7 @@ Pure.
 
 Record and files come from the store, so whoever can write the bucket can have written them. A name from there is never
 used as a path before ``placeable`` accepts it, and nothing is placed before the pod's owner allowed it
-(docs/bootstrap.md).
+(docs/pods.md).
 """
 
 import hashlib
