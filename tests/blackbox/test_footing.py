@@ -339,7 +339,7 @@ def test_what_it_has_no_right_to(rig: Rig, closed: str) -> None:
     shut.chmod(0)
     daemon.start()
     assert daemon.wait_event("trainer-adopted", 40, after=seen)["pid"] == pid
-    found = guards(daemon, "cannot be")
+    found = guards(daemon, "cannot be opened" if closed == "database" else "cannot create")
     kill_known_engine(daemon, rig)
     if closed == "database":
         daemon.wait_event("incident-closed", 90, after=seen)
