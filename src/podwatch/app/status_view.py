@@ -263,7 +263,7 @@ def outcome(view: DaemonView, state: HolderState) -> str | None:
         return str(view.end.outcome)
     ended = _OUTCOMES.get(Phase(view.recovery.phase)) if view.recovery.phase in _PHASES else None
     if ended is Outcome.STOPPED and view.facts.run.desired is not Desired.STOPPED:
-        ended = None  # it waits for the pod that control.json names
+        ended = None  # another pod trains the run, or control.json orders this one to wait
     if ended is None and state is HolderState.PREEMPTED:
         ended = Outcome.PREEMPTED
     return None if ended is None else str(ended)
