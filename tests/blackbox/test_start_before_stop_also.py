@@ -36,7 +36,9 @@ def test_a_cluster_beside_the_trainer(rig: Rig) -> None:
         said = daemon.command("restart", "--dry-run").stdout
         return "" if said.startswith("not possible") else said  # what the new trainer has just saved settles
 
+    rig.order(wait=True)  # on a slow machine the next save comes before the last one has settled
     plan = daemon.wait_for(planned, 30, "a plan")
+    rig.obey()
     assert plan.index("stop also false") < plan.index("prepares  sh -c") < plan.index("command   "), plan
     stopped = daemon.command("stop-training")
     assert stopped.returncode == 0, stopped.stderr
