@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.daemon import PATIENCE
 from tests.support.nvml import NoCompiler, build_nvml
 from tests.support.rig import Rig
 
@@ -15,7 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each wait here has a limit that says what did not come; the one of the whole test must not be first."""
     for item in items:
         if item.nodeid.startswith("tests/blackbox/") and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(200 * PATIENCE))
 
 
 @pytest.fixture(scope="session")

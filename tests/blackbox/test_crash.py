@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.asking import confirmed, lived
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import PATIENCE, DaemonProcess
 from tests.support.rig import Rig
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ ROUNDS = int(os.environ.get("PODWATCH_CRASH_ROUNDS", "8"))
 SEED = int(os.environ.get("PODWATCH_CRASH_SEED", "2"))
 
 
-@pytest.mark.timeout(120 + 20 * ROUNDS)
+@pytest.mark.timeout((40 + 7 * ROUNDS) * PATIENCE)
 def test_crash_at_random_points_of_a_recovery(rig: Rig) -> None:
     """kill -9 of podwatch anywhere in a recovery: never two trainers, and the run ends healed (promises 4 and 10).
 
