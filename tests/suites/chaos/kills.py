@@ -198,6 +198,7 @@ def recovered(run: GuardedRun, blow: Blow, number: int, seen: int) -> Recovery:
 
     def goes_on() -> dict[str, Any] | None:
         """The confirmation of a start made after the kill."""
+        assert not run.ended, f"the run ended before {blow.name}: it has too few steps for this machine"
         if not run.starts(blow.at):
             return None
         first = run.starts(blow.at)[0]["at"]

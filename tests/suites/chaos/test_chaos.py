@@ -21,7 +21,7 @@ KILLS = int(os.environ.get("PODWATCH_CHAOS_KILLS") or len(DECK))
 SEED = int(os.environ.get("PODWATCH_CHAOS_SEED") or "1")
 GAP = (2, INTERVAL + 3)
 """Steps made after a recovery before the next kill."""
-STEPS = 11 * KILLS + 3 * INTERVAL
+STEPS = 20 * KILLS + 3 * INTERVAL
 """So many pass while a recovery is waited for that the run does not end before the last kill."""
 
 
