@@ -22,7 +22,7 @@ from podwatch.domain.lease import HolderState, LeaseAction
 from podwatch.policy.exit_code import Verdict
 from podwatch.policy.lost_saves import to_wait_for
 from podwatch.recovery.perform import tell_to_end
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 if TYPE_CHECKING:
     from podwatch.daemon.backup.backup import Backup

@@ -196,10 +196,9 @@ def _training(
         launcher=launcher,
         environment=TrainingEnvironment(token),
         two_writers=TwoWriters(
-            settings.trainer,
+            sought_run(settings),
             checkpoints.held,
             roles=Roles(process_names(settings)),
-            layout=run.layout,
             clock=run.clock,
             journal=run.journal.sync,
             processes=sensing.trainer,

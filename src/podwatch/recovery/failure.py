@@ -21,7 +21,7 @@ from podwatch.policy.exit_code import Blame
 from podwatch.policy.restart import Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.context import Attempt, OpenFailure, RecoveryContext
 from podwatch.recovery.start import StartFailed
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 EVIDENCE_SECONDS: Final = 10.0
 """Limit for the incident bundle. The restart does not wait longer: idle GPUs cost money."""

@@ -35,7 +35,7 @@ from podwatch.recovery.perform import Performer
 from podwatch.recovery.requests import Requests
 from podwatch.recovery.start import Starter
 from podwatch.recovery.state import GangStart, RecoveryState, newest_step
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 REMEMBER_EVERY = 60.0
 """Seconds between two records that a step was made; losing a minute only delays the end of a failure streak."""
