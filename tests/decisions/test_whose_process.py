@@ -519,6 +519,13 @@ def test_readers_tools_and_strangers_are_no_writers(process: PodProcess) -> None
     assert writers(process) == {}
 
 
+def test_our_script_with_an_inference_server_of_its_own_is_a_second_writer() -> None:
+    server = proc(21, 20, "VLLM::EngineCore", **GPU)
+    assert writers(proc(20, 1, TRAIN, age=3.0), server) == {20: True}
+    assert writers(proc(20, 1, "python own.py", writes=(SAVE,)), server) == {20: True}
+    assert writers(proc(20, 1, "vllm serve --config c.toml", **GPU), server) == {}
+
+
 def test_nothing_of_our_trainer_and_what_started_it_is_a_second_writer() -> None:
     rank = proc(21, 11, TRAIN, writes=(SAVE,), **GPU)
     worker = proc(22, 21, TRAIN, **GPU)

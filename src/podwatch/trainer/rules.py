@@ -209,8 +209,8 @@ def path_tie(process: PodProcess, run: SoughtRun) -> str:
 class _Pod:
     """The processes of the pod, and what follows from all of them."""
 
-    def __init__(self, processes: Iterable[PodProcess], run: SoughtRun) -> None:
-        self.run = run
+    def __init__(self, processes: Iterable[PodProcess], run: SoughtRun, *, writers: bool = False) -> None:
+        self.run, self.writers = run, writers
         self.by_pid = {p.pid: p for p in processes}
         self.below: dict[int, list[PodProcess]] = {}
         for process in self.by_pid.values():
@@ -277,9 +277,10 @@ def _of_users(process: PodProcess, users: frozenset[int] | None) -> bool:
     return users is None or (bool(process.users) and users.issuperset(process.users))
 
 
-def classify_trees(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[FoundTree, ...]:
-    """Return what trains this run, or may be about to, one entry for each tree, ordered by pid."""
-    pod = _Pod(processes, run)
+def classify_trees(processes: Iterable[PodProcess], run: SoughtRun, *, writers: bool = False) -> tuple[FoundTree, ...]:
+    """Return what trains this run, or may be about to, one entry for each tree, ordered by pid. ``writers``: beside a
+    trainer of the run, also a script with an inference server below it that saves here or is the run's own."""
+    pod = _Pod(processes, run, writers=writers)
     trees: dict[int, list[PodProcess]] = {}
     for pid in sorted(pod.ties):
         trees.setdefault(pod.top(pod.by_pid[pid]).pid, []).append(pod.by_pid[pid])
@@ -299,15 +300,15 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
     context = next((text for p in tree if (text := _context(p, run))), "")
     training = any(p.role in TRAINING for p in tree)
     trains = bool(tie and (training or context))
-    writes = trains or bool(tie and any(_saves(p, run) or _runs_our_script(p, run) for p in tree))
-    found = FoundTree(top, TreeAnswer.ASK, tie, trains, writes=writes, members=tuple(tree))
+    saving = bool(tie and any(_saves(p, run) or _runs_our_script(p, run) for p in tree))
+    found = FoundTree(top, TreeAnswer.ASK, tie, trains, writes=trains or saving, members=tuple(tree))
     by_supervisor = bool(top.start_id) and not _given_by_operator(top, pod.ancestors(top))
     if by_supervisor and top.start_id in run.start_ids:
         return replace(found, answer=TreeAnswer.OWN, reason="the run's supervisor started it")
     if run.attach is not None and any(p.identity == run.attach for p in tree):
         return replace(found, answer=TreeAnswer.ATTACH, reason="the operator named it")
     if not training and any(p.role in _SERVING for p in tree):
-        return None
+        return replace(found, trains=False, attachable=False) if pod.writers and saving else None
     if by_supervisor:
         reason = f"another podwatch started it, and {tie}"
         return replace(found, reason=reason, attachable=False) if tie else None
@@ -346,7 +347,7 @@ def writers_beside(
         return not kin.isdisjoint(ours)
 
     rest = [p for p in by_pid.values() if p.pid not in above and not belongs(p)]
-    found = [tree for tree in classify_trees(rest, run) if tree.answer is not TreeAnswer.OWN]
+    found = [tree for tree in classify_trees(rest, run, writers=True) if tree.answer is not TreeAnswer.OWN]
     for process in rest:  # what another user saves there mixes with our checkpoints, too
         if not _of_users(process, run.users) and (process.cuda or _may_train(process)) and _saves(process, run):
             reason = f"process {process.pid} ({process.name}) writes {_saves(process, run)}"
