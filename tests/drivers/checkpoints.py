@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from podwatch.app.backup import exports
 from podwatch.checkpoints import inspect_child, prime_rl
 from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
@@ -31,7 +32,6 @@ from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import choose, layout_of, make_layout, recognise
 from podwatch.checkpoints.trainers import recognised as _recognised
 from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSettings
-from podwatch.daemon.backup import exports
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
 
