@@ -526,6 +526,13 @@ def test_our_script_with_an_inference_server_of_its_own_is_a_second_writer() -> 
     assert writers(proc(20, 1, "vllm serve --config c.toml", **GPU), server) == {}
 
 
+def test_an_engine_that_outlives_a_second_trainer_is_no_second_writer() -> None:
+    """A forked one has its trainer's command."""
+    left = proc(20, 1, TRAIN, name="VLLM::EngineCor", age=60.0, **GPU)
+    assert writers(left) == {}
+    assert writers(replace(left, writes=(SAVE,))) == {20: True}
+
+
 def test_nothing_of_our_trainer_and_what_started_it_is_a_second_writer() -> None:
     rank = proc(21, 11, TRAIN, writes=(SAVE,), **GPU)
     worker = proc(22, 21, TRAIN, **GPU)

@@ -268,6 +268,32 @@ async def test_a_killed_supervisor_leads_to_attach_and_no_second_trainer(pod: Po
     assert is_alive((await pod.launcher().start(pod.script("exec sleep 300", start_id="s5"))).launcher)
 
 
+@pytest.mark.parametrize(
+    "gone",
+    [
+        ("state/{run}/supervisor/record.json",),
+        ("state/{run}/supervisor/record.json", "beside/lock"),
+        ("state",),
+        ("state", "beside"),
+    ],
+    ids=" ".join,
+)
+async def test_a_trainer_whose_records_are_gone_is_watched_by_the_next_podwatch(
+    pod: Pod, gone: tuple[str, ...]
+) -> None:
+    started = await pod.launcher().start(pod.script("exec sleep 300"))
+    for name in gone:
+        path = pod.root / name.format(run=pod.run_id)
+        path.rename(path.with_name(f"{path.name}-away"))
+    found = (await pod.launcher().look()).handle
+    assert found is not None
+    assert (found.start_id, found.launcher) == (started.start_id, started.launcher)
+    assert found.supervision is Supervision.SUPERVISED
+    assert await found.exit_status() is None
+    await found.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
+    assert not is_alive(started.launcher)
+
+
 async def test_two_state_directories_meet_at_the_run_lock(pod: Pod) -> None:
     await pod.launcher().start(pod.script(f"mkdir -p {pod.output}; exec sleep 300"))
     eventually(pod.output.exists)

@@ -43,6 +43,7 @@ __all__ = [
     "may_belong",
     "own_processes",
     "serves_terminals",
+    "supervised_start",
     "to_signal",
     "writers_beside",
 ]
@@ -329,8 +330,10 @@ BEGINS_SECONDS: Final = 2.0
 
 
 def _runs_our_script(process: PodProcess, run: SoughtRun) -> bool:
+    """Not an engine: a forked one has the command of the trainer that started it, and can outlive it."""
     script = script_of(process.argv)
-    return bool(script) and script == script_of(run.command) and process.age >= BEGINS_SECONDS
+    known = bool(script) and script == script_of(run.command) and process.role not in _SERVING
+    return known and process.age >= BEGINS_SECONDS
 
 
 def writers_beside(
@@ -394,7 +397,13 @@ def _given_by_operator(top: PodProcess, above: Iterable[PodProcess]) -> bool:
 
 
 def _supervises(process: PodProcess) -> bool:
-    return "keep" in process.argv and any(_base(word) in ("supervise.py", "supervise.pyc") for word in process.argv)
+    return "keep" in process.argv and any(_base(word) == "supervise.py" for word in process.argv)
+
+
+def supervised_start(process: PodProcess, directory: str) -> str:
+    """Return the start id if it is the supervisor of this directory, or the child that it is about to execute the
+    command in; empty if it is neither."""
+    return process.argv[-1] if _supervises(process) and process.argv[-3:-1] == ("keep", directory) else ""
 
 
 def _context(process: PodProcess, run: SoughtRun) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
-from podwatch.domain.process import FoundTree, ProcessIdentity, TreeAnswer
+from podwatch.domain.process import FoundTree, PodProcess, ProcessIdentity, TreeAnswer
 from podwatch.domain.secrets import register_argv, register_named
 from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
@@ -26,7 +26,15 @@ from podwatch.trainer import process_tree, supervisor_files
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.find import read_pod, users_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.rules import SoughtRun, classify_trees, gpu_holders, may_belong, own_processes, to_signal
+from podwatch.trainer.rules import (
+    SoughtRun,
+    classify_trees,
+    gpu_holders,
+    may_belong,
+    own_processes,
+    supervised_start,
+    to_signal,
+)
 from podwatch.trainer.supervisor_files import (
     SupervisorRecord,
     lock_holder,
@@ -216,30 +224,47 @@ class SupervisorLauncher:
             record = await self._call(read_record, self._directory)
         except TimeoutError:
             raise
-        except OSError:  # a running trainer is found by its processes; only a start needs this directory
-            if (handle := await self._found_without_record()) is not None:
-                return Look(handle=handle)
+        except OSError:  # a running trainer is found without it; only a start needs this directory
             record = None
         if record is not None and from_here(record.launcher):
             handle = await self._adopt(record)
             if handle is not None:
                 return Look(handle=handle)
-        kept = await patiently(self._worker, self._kept, timeout=_CALL_DEADLINE)
-        if kept and (handle := await self._found_without_record()) is not None:
-            return Look(handle=handle)  # its record was removed
-        return replace(await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE), kept=kept)
-
-    async def _found_without_record(self) -> TrainerHandle | None:
-        """Return the trainer whose living supervisor is named by a lock beside output_dir, if it is of this state
-        directory."""
-        for directory in self._lock_also():
-            record = await self._call(record_in_lock, directory)
-            if record is not None and record.directory == self._directory and is_alive(record.supervisor):
-                break
-        else:
-            return None
+        record = await self._call(self._record_in_locks)
+        if record is None:
+            kept = await patiently(self._worker, self._kept, timeout=_CALL_DEADLINE)
+            found, record = await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE)
+            if record is None:
+                return replace(found, kept=kept)
         await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
-        return self._supervised(record)
+        return Look(handle=self._supervised(record))
+
+    def _record_in_locks(self) -> SupervisorRecord | None:
+        """Return the copy of a record that cannot be read, if the supervisor of this state directory lives that wrote
+        it into its locks. Blocks."""
+        for directory in (self._directory, *self._lock_also()):
+            record = record_in_lock(directory)
+            if record is None or record.directory != self._directory or not is_alive(record.supervisor):
+                continue
+            with contextlib.suppress(OSError):
+                if is_alive(record.launcher) or record.executed:  # else its start failed, and it is about to end
+                    return record
+        return None
+
+    def _record_by_processes(self, processes: Sequence[PodProcess]) -> SupervisorRecord | None:
+        """Return what the living supervisor of this state directory shows of its record, where that and the locks are
+        gone: training is to be watched all the same."""
+        mine = str(self._directory)
+        for process in processes:
+            start_id = supervised_start(process, mine)
+            below = [p for p in processes if p.parent_pid == process.pid and not supervised_start(p, mine)]
+            if start_id and below and set(process.users) == {os.geteuid()}:
+                launcher = min(below, key=lambda p: p.identity.start_ticks)  # orphans of the tree are younger
+                return SupervisorRecord(
+                    self._directory, self._run_id, start_id, process.identity, launcher.identity, launcher.argv,
+                    started_wall=0.0, log="",
+                )  # fmt: skip
+        return None
 
     def _kept(self) -> str:
         """Return who holds a lock of this run or its output directory, although no trainer of it is seen."""
@@ -292,15 +317,16 @@ class SupervisorLauncher:
                 return
             await self._clock.sleep(0.05)
 
-    def _survey(self) -> Look:
-        """Blocks: reads every process of the pod."""
+    def _survey(self) -> tuple[Look, SupervisorRecord | None]:
+        """Return what may train, and what is left of a record. Blocks: reads every process of the pod."""
         run = self._run()
         processes = read_pod(run, self._roles)
-        return Look(
+        found = Look(
             trees=tuple(tree for tree in classify_trees(processes, run) if tree.answer is not TreeAnswer.OWN),
             holders=gpu_holders([p for p in processes if p.pid != os.getpid()], run),
             stoppable=may_belong(processes, run),
         )
+        return found, self._record_by_processes(processes)
 
     async def attach(self, launcher: ProcessIdentity) -> TrainerHandle:
         """Take over a trainer that podwatch did not start; its exit status stays unknown. Raises Busy when it has ended
