@@ -294,6 +294,19 @@ async def test_a_trainer_whose_records_are_gone_is_watched_by_the_next_podwatch(
     assert not is_alive(started.launcher)
 
 
+async def test_without_supervisor_and_record_the_lock_shows_the_trainer(pod: Pod) -> None:
+    started = await pod.launcher().start(pod.script("exec sleep 300"))
+    assert started.record is not None
+    os.kill(started.record.supervisor.pid, signal.SIGKILL)
+    eventually(lambda: not started.supervisor_lives())
+    (pod.directory / "record.json").unlink()
+    found = (await pod.launcher().look()).handle
+    assert found is not None
+    assert (found.launcher, found.supervision) == (started.launcher, Supervision.ATTACH)
+    await found.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
+    assert (await pod.launcher().look()).handle is None
+
+
 async def test_two_state_directories_meet_at_the_run_lock(pod: Pod) -> None:
     await pod.launcher().start(pod.script(f"mkdir -p {pod.output}; exec sleep 300"))
     eventually(pod.output.exists)

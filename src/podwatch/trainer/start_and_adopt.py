@@ -90,6 +90,7 @@ class Look:
 
 
 _CALL_DEADLINE = 30.0
+_ENDING_SECONDS = 1.0
 _START_DEADLINE = 30.0
 """Lock, record, fork and exec take milliseconds; a disk that cannot fsync for this long cannot run training either."""
 _BEFORE_DEADLINE = 300.0
@@ -240,14 +241,15 @@ class SupervisorLauncher:
         return Look(handle=self._supervised(record))
 
     def _record_in_locks(self) -> SupervisorRecord | None:
-        """Return the copy of a record that cannot be read, if the supervisor of this state directory lives that wrote
-        it into its locks. Blocks."""
+        """Return the copy that the supervisor of this state directory wrote into its locks of a record that cannot be
+        read, if the trainer in it runs. Blocks."""
         for directory in (self._directory, *self._lock_also()):
             record = record_in_lock(directory)
-            if record is None or record.directory != self._directory or not is_alive(record.supervisor):
+            if record is None or record.directory != self._directory:
                 continue
             with contextlib.suppress(OSError):
-                if is_alive(record.launcher) or record.executed:  # else its start failed, and it is about to end
+                # One that was not executed: its start failed, and the supervisor is about to end.
+                if is_alive(record.launcher) or (is_alive(record.supervisor) and record.executed):
                     return record
         return None
 
@@ -260,10 +262,7 @@ class SupervisorLauncher:
             below = [p for p in processes if p.parent_pid == process.pid and not supervised_start(p, mine)]
             if start_id and below and set(process.users) == {os.geteuid()}:
                 launcher = min(below, key=lambda p: p.identity.start_ticks)  # orphans of the tree are younger
-                return SupervisorRecord(
-                    self._directory, self._run_id, start_id, process.identity, launcher.identity, launcher.argv,
-                    started_wall=0.0, log="",
-                )  # fmt: skip
+                return SupervisorRecord(self._directory, self._run_id, start_id, process.identity, launcher.identity)
         return None
 
     def _kept(self) -> str:
@@ -346,7 +345,7 @@ class SupervisorLauncher:
             raise ValueError(f"not a start id: {plan.start_id!r}")
         if not plan.argv:
             raise HostError("there is no command to start", where="trainer.command", fix="set it in the configuration")
-        searched = await patiently(self._worker, self._search_earlier_starts, timeout=_CALL_DEADLINE)
+        searched = await self._nothing_left()
         argv = await self._call(self._prepare, plan, searched)
         process = await self._call(self._spawn, argv, plan.nofile)
         result = await self._result(plan, process)
@@ -360,6 +359,18 @@ class SupervisorLauncher:
         with contextlib.suppress(OSError, TimeoutError):
             await handle.read_state()
         return handle
+
+    async def _nothing_left(self) -> list[str]:
+        """As ``_search_earlier_starts``, with a moment for what was just killed, and for a short command of a shell
+        that was."""
+        until = self._clock.monotonic() + _ENDING_SECONDS
+        while True:
+            try:
+                return await patiently(self._worker, self._search_earlier_starts, timeout=_CALL_DEADLINE)
+            except Busy:
+                if self._clock.monotonic() >= until:
+                    raise
+            await self._clock.sleep(0.1)
 
     def _search_earlier_starts(self) -> list[str]:
         """Return the ids of earlier starts whose supervisor was killed, and of which no process lives. Raises Busy if

@@ -384,7 +384,7 @@ def flock_owners(inode: int) -> list[int]:
 def lock_owner(fd: int) -> dict[str, Any]:
     """Return the record that the last owner of the lock wrote into it."""
     try:
-        value = json.loads(os.pread(fd, 1 << 20, 0) or b"{}")
+        value = json.loads(os.pread(fd, 8192, 0) or b"{}")
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -853,12 +853,12 @@ class TrainerSupervisor:
         record |= {key: self.request[key] for key in ("run_id", "argv", "cwd", "user", "output_dir", "log", "step")}
         if self.job:
             record["job"] = {key: value for key, value in self.job.items() if key not in ("pipe", "grace")}
-        data = json.dumps(record).encode()
-        write_file("record.json", data)
+        write_file("record.json", json.dumps(record).encode())
+        short = {key: value for key, value in record.items() if key not in ("argv", "cwd", "log")}
         for fd in self.locks:
             try:
                 os.ftruncate(fd, 0)
-                os.pwrite(fd, data, 0)
+                os.pwrite(fd, json.dumps(short).encode(), 0)
                 os.fsync(fd)
             except OSError:
                 pass  # a full disk: the record counts

@@ -73,9 +73,6 @@ class SupervisorRecord:
     start_id: str
     supervisor: ProcessIdentity
     launcher: ProcessIdentity
-    argv: tuple[str, ...]
-    started_wall: float
-    log: str
     job_owner: ProcessIdentity | None = None
 
     @property
@@ -117,9 +114,7 @@ def _record_of(value: Mapping[str, object] | None, directory: Path | None) -> Su
         return None
     try:
         boot, namespace = str(value["boot_id"]), int(str(value["pid_namespace"]))
-        argv, job = value["argv"], value.get("job")
-        if not isinstance(argv, list):
-            return None
+        job = value.get("job")
         supervisor = int(str(value["supervisor"])), int(str(value["supervisor_ticks"]))
         owner = (int(str(job["owner"])), int(str(job["owner_ticks"]))) if isinstance(job, dict) else None
         return SupervisorRecord(
@@ -128,9 +123,6 @@ def _record_of(value: Mapping[str, object] | None, directory: Path | None) -> Su
             start_id=str(value["start_id"]),
             supervisor=ProcessIdentity(*supervisor, boot, namespace),
             launcher=ProcessIdentity(int(str(value["pid"])), int(str(value["ticks"])), boot, namespace),
-            argv=tuple(str(word) for word in argv),
-            started_wall=float(str(value["started_wall"])),
-            log=str(value["log"]),
             job_owner=None if owner is None else ProcessIdentity(*owner, boot, namespace),
         )
     except (KeyError, ValueError):
