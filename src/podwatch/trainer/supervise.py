@@ -19,7 +19,7 @@ Files in DIRECTORY (mode 0700), all of them small:
   start-START_ID.json  what to start, environment included; deleted as soon as it is read
   lock                 locked (flock) while anything of the tree lives; so is ``lock`` in each directory of
                        ``lock_also``, and the output directory itself, which can have several names (nodes of
-                       one run share it)
+                       one run share it). The files have a copy of the record, without the command
   record.json          who runs: durable before the trainer can execute
   executed-START_ID    exists once the command was executed
   exit-START_ID.json   how the launcher ended
@@ -38,8 +38,8 @@ SIGTERM ends the tree: SIGTERM to each of its processes, SIGKILL after ``grace``
 tree itself. The supervisor ends once the tree has ended and that is recorded. In job mode (the request has a "job") it
 holds the read end of a pipe of which podwatch's init alone has the other end: end of file ends the tree.
 
-It reads only ``stat`` of processes, and its own files: reading the command, the environment or the
-descriptors of a process that is stuck in the kernel can block for hours.
+It reads only ``stat`` of processes, and its own files: reading the command, the environment or the descriptors of a
+process that is stuck in the kernel can block for hours.
 
 The trainer itself appends to its log file (O_APPEND) and the supervisor rotates by copying and truncating. With a pipe
 through the supervisor, a killed supervisor would take training with it (SIGPIPE). The cost: a rotation can lose a few
