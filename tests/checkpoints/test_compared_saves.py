@@ -65,7 +65,7 @@ def test_one_that_differs_is_kept_and_complete_once_a_second_one_agrees(tmp_path
     assert pod.look() == {10: "complete", 20: "writing"}
     (alone,) = [s for s in pod.catalogue.sets if s.step == 20]
     assert alone.unclear, "reported, and never removed"
-    assert alone.reason == f"{EXTRA} is missing, which the saves around it have"
+    assert alone.reason == f"it has 0 files like checkpoint/{EXTRA}, step 10 has 1"
     pod.save(30)
     assert pod.look() == {10: "complete", 20: "complete", 30: "complete"}
 

@@ -102,7 +102,6 @@ def _facts(request: Mapping[str, Any]) -> SaveFacts:
         needed_parts=frozenset(request["needed_parts"]),
         doubtful_parts=frozenset(request["doubtful_parts"]),
         later=request["later"],
-        other_forms=frozenset(request["other_forms"]),
         beside=tuple(Path(path).name for path in request["beside"] if os.path.lexists(path)),
         twin=request["twin"],
     )

@@ -35,7 +35,6 @@ class Surroundings:
     needed_parts: Collection[str] = ()
     doubtful_parts: Collection[str] = ()
     later: bool = False
-    other_forms: Collection[str] = ()
     beside: tuple[Path, ...] = ()
     twin: str = ""
 
@@ -78,7 +77,6 @@ class Inspector:
             "needed_parts": sorted(about.needed_parts),
             "doubtful_parts": sorted(about.doubtful_parts),
             "later": about.later,
-            "other_forms": sorted(about.other_forms),
             "beside": [str(path) for path in about.beside],
             "twin": about.twin,
         }

@@ -362,4 +362,6 @@ class Catalogue:
         for found in self.sets:
             if found.held_as is HeldAs.TWO_WRITERS:
                 self.records.hold((found.step, found.save_id), found.held)
+            if found.complete:
+                self.records.doubt((found.step, found.save_id), doubted=found.held_as is HeldAs.IMPLAUSIBLE)
         self.records.keep_only({s.step for s in self._sets})

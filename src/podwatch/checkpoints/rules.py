@@ -36,9 +36,8 @@ class TrackerFacts:
 @dataclass(frozen=True, slots=True)
 class SaveFacts:
     """One save as it was read. ``needed_parts`` and ``doubtful_parts``: parts of ``if_any`` that other steps have, or
-    that nobody has yet. ``later``: a later step exists. ``other_forms``: forms of the file names of other saves, empty
-    without one. ``beside``: names beside the step that must not exist and do. ``twin``: another directory of the same
-    step."""
+    that nobody has yet. ``later``: a later step exists. ``beside``: names beside the step that must not exist
+    and do. ``twin``: another directory of the same step."""
 
     step: int
     files: Files
@@ -46,7 +45,6 @@ class SaveFacts:
     needed_parts: frozenset[str] = frozenset()
     doubtful_parts: frozenset[str] = frozenset()
     later: bool = False
-    other_forms: frozenset[str] = frozenset()
     beside: tuple[str, ...] = ()
     twin: str = ""
 
@@ -80,8 +78,12 @@ def inspect_save(table: TrainerTable, save: SaveFacts) -> Inspection:
             problems=_by_part(table, found),
             faults=tuple(dict.fromkeys(s.reason for s in found[:_MOST_FAULTS])),
         )
+    lacks = next((s.reason for s in _conditions(table.usual, files)), "")
     return replace(
         about,
+        outcome=InspectionOutcome.NOT_COMPLETE if lacks else InspectionOutcome.WHOLE,
+        reason=lacks,
+        lacks=bool(lacks),
         ends=_end(table, save, files, shape),
         save_token="-".join(t for t in shape.tokens if t),
         world_size=_world_size(table, shape),
@@ -118,12 +120,6 @@ def _shortfalls(table: TrainerTable, save: SaveFacts, files: Files, shape: SaveS
         yield Shortfall(f"{holes[0]} has ranges that were never written")
 
 
-def missing_form(table: TrainerTable, required: frozenset[str], forms: frozenset[str]) -> str:
-    """The first form of a file name that a save lacks, of those that it must have; empty if it has all."""
-    missing = required - forms
-    return min(missing - set(matching(missing, (*table.unchecked, *table.not_part))), default="")
-
-
 def _is_export(table: TrainerTable, files: Files, shape: SaveShape) -> bool:
     if not table.index_holds:
         return False
@@ -153,9 +149,6 @@ def _names(table: TrainerTable, save: SaveFacts, files: Files) -> Iterator[Short
             shown = [g.replace("{step}", str(save.step)) for g in one_of if not g.startswith("!")]
             yield Shortfall(f"{' or '.join(shown[:3])}{' or others' if len(shown) > 3 else ''} is missing")
     yield from _conditions(table.needs, files)
-    for name, others in table.usual.items():
-        known = save.other_forms
-        yield from _conditions({name: tuple(g for g in others if not known or matching(known, (g,)))}, files)
 
 
 def _conditions(conditions: Mapping[str, Globs], files: Files) -> Iterator[Shortfall]:

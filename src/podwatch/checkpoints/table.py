@@ -98,7 +98,7 @@ class TrainerTable(Document):
     needs: Mapping[str, Globs] = field(default_factory=dict)
     """If a file matches the glob, each of these must match one."""
     usual: Mapping[str, Globs] = field(default_factory=dict)
-    """The same, while no other save shows that this run does without."""
+    """The same, until a second save of this run does without."""
     last: Mapping[str, Globs] = field(default_factory=dict)
     """Marker -> what must not be newer. ``./`` at the begin of what it covers: below the marker's own directory."""
     step_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,9 +1,8 @@
 """Checkpoints that podwatch holds back: the evidence, the findings, and the operator's decisions.
 
 Two reasons: a second trainer in the same output_dir can have written them (``TwoWriters``), or training of this run
-cannot have reached their step number (``Implausible``, by ``checkpoints.implausible_steps``). Both keep what
-they know in the journal, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back
-before.
+cannot have reached their step number (``Implausible``). The journal keeps the first, the records of the checkpoints
+both, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back before.
 
 ``TwoWriters.look`` blocks and runs before each rescan: a checkpoint that the rescan finds complete was written before
 it. The other methods are for the event loop.
@@ -11,10 +10,9 @@ it. The other methods are for the event loop.
 
 import os
 import pwd
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from podwatch.checkpoints.held_back import HeldBack
-from podwatch.checkpoints.implausible_steps import StepEvidence
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.second_writer import Beside, Span, follow
 from podwatch.checkpoints.shapes import StepSeen
@@ -22,10 +20,9 @@ from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.document import Document, Many
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.run_state import RunState
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.journal import Journal
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import identify, is_alive
@@ -205,57 +202,21 @@ def recalled_spans(document: object) -> HeldBack:
     return HeldBack((HeldSpans.kept(document) or HeldSpans()).spans)
 
 
-IMPLAUSIBLE_KEY = "implausible-steps"
-"""Journal key of the highest trained step, and of the implausible checkpoints."""
-KEEP_EVERY = 60.0
-"""Seconds between two writes of the trained step to the journal; a step that is a minute old changes no result."""
 _OWN = (ProgressSource.STEP_LINE, ProgressSource.HEARTBEAT)
 
 
 class Implausible:
     """Call ``turn`` at each turn of the sensing loop, then ``findings``; neither blocks. ``turn`` updates ``held``."""
 
-    def __init__(self, held: HeldBack, journal: AsyncJournal, target: int | None) -> None:
-        self._held, self._journal, self._target = held, journal, target
-        self._named: tuple[int, str] | None = None
-        self._kept_at = float("-inf")
+    def __init__(self, held: HeldBack) -> None:
+        self._held = held
         self._since: dict[tuple[int, str], float] = {}
-        self._kept = StepEvidence.kept(journal.sync.learned(IMPLAUSIBLE_KEY)) or StepEvidence()
-        held.explain(replace(self._kept, target=target))
 
-    def turn(
-        self,
-        snapshot: Snapshot,
-        sets: tuple[CheckpointSet, ...],
-        *,
-        step_seconds: float | None,
-        run: RunState,
-        fetched: frozenset[tuple[int, str]],
-    ) -> None:
-        """Update the evidence. ``fetched``: (step, save_id) of checkpoints that were restored from the store."""
-        old = self._held.evidence
-        own = [s.step for s in snapshot.progress_of_start if s.source in _OWN and s.trained and s.step is not None]
-        highest = max(own, default=-1)
-        new = replace(old, target=self._target, step_seconds=step_seconds, believed=old.believed | fetched)
-        if old.trained is None or highest > old.trained:
-            new = replace(new, trained=highest if highest >= 0 else None, trained_wall=snapshot.wall)
-        started = run.started_from
-        for one in sets:
-            if one.held_as is not HeldAs.IMPLAUSIBLE or not one.complete:
-                continue
-            if one.step == started:  # training started from it, so the operator named it
-                new = replace(new, believed=new.believed | {(one.step, one.save_id)})
-            else:
-                new = replace(new, doubted=new.doubted | {(one.step, one.save_id)})
-        self._held.explain(new)
-        if new.doubted != old.doubted or new.believed != old.believed or snapshot.at - self._kept_at >= KEEP_EVERY:
-            self._keep(new, snapshot.at)
-
-    def release(self, found: CheckpointSet) -> None:
-        """Accept this checkpoint: the operator named it."""
-        evidence = self._held.evidence
-        self._held.explain(replace(evidence, believed=evidence.believed | {(found.step, found.save_id)}))
-        self._keep(self._held.evidence, self._kept_at)
+    def turn(self, snapshot: Snapshot) -> None:
+        """See how far training is."""
+        for sample in snapshot.progress_of_start:
+            if sample.source in _OWN and sample.trained and sample.step is not None:
+                self._held.show(sample.step)
 
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
@@ -274,12 +235,6 @@ class Implausible:
             )
             for key, one in odd.items()
         )
-
-    def _keep(self, evidence: StepEvidence, now: float) -> None:
-        self._kept_at = now
-        if evidence != self._kept:
-            self._kept = evidence
-            self._journal.post(Journal.learn, IMPLAUSIBLE_KEY, evidence.to_json())
 
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:
