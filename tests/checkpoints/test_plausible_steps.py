@@ -89,9 +89,9 @@ def test_a_record_says_what_an_earlier_podwatch_doubted_and_whom_the_operator_na
 
     assert held() == []
     assert held(107) == [500]
-    records.doubt((500, "s500"), doubted=True)
+    records.change((500, "s500"), doubted=True)
     assert held() == [500], "another podwatch, which knows no step of training yet"
-    records.release((500, "s500"))
+    records.change((500, "s500"), released=True)
     assert held(107) == []
     records.note(replace(records.known[500], released=False, source=RecordSource.RESTORED))
     assert held(107) == [], "the store had it"

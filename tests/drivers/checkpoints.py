@@ -25,10 +25,10 @@ from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.prime_rl import PrimeRLLayout
 from podwatch.checkpoints.records import CheckpointRecord, RecordedFile, lacking
 from podwatch.checkpoints.scan import scan_part
-from podwatch.checkpoints.shapes import PartFiles, Recognition, Site
+from podwatch.checkpoints.shapes import PartFiles, Recognition, Site, Tracker
 from podwatch.checkpoints.structures import INDEX
 from podwatch.checkpoints.table import SaveEnd, TrainerTable
-from podwatch.checkpoints.trackers import tracker_text
+from podwatch.checkpoints.trackers import wrong_trackers
 from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import choose, layout_of, make_layout, recognise
 from podwatch.checkpoints.trainers import recognised as _recognised
@@ -36,6 +36,7 @@ from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSett
 from podwatch.daemon.backup import exports
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
+from podwatch.system.pinned_directories import PinnedTree
 
 __all__ = [
     "COMPARING",
@@ -282,7 +283,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "json": ("config.json", _inspected),
     "dcp index": (INDEX, _inspected),
     "torch values": ("model.pt", INSPECTOR.values),
-    "a tracker": ("latest", tracker_text),
+    "a tracker": ("latest", lambda p: wrong_trackers([Tracker(p, content=b"5")], PinnedTree([p.parent]))),
     "the child's tracker": ("latest", lambda p: inspect_child._tracker(p).text),
     "a command's toml": ("run.toml", lambda p: Command(["x", "@", str(p)], Path("/")).documents),
     "a command's script": ("train.sh", lambda p: Command(["bash", str(p)]).programs),

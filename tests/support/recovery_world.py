@@ -194,7 +194,7 @@ class FlatLayout:
 
     name, variant, finish_lines = "flat", "", ()
     trainer = Trainer("flat")
-    reshards, counts_all, saves_block, counts_saves = True, True, False, False
+    reshards, counts_all, counts_saves = True, True, False
     saved_by: int | None = None
     started: int | None = None
     """Processes that wrote each set, and that the command starts."""
@@ -282,7 +282,7 @@ class FlatCatalogue:
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
-        records: Any = SimpleNamespace(decided={}, origins=self.world.origins)
+        records: Any = SimpleNamespace(decided={}, doubted=set(), restored=set(), origins=self.world.origins)
         return self.held.mark(self._found, records)
 
     def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:

@@ -216,7 +216,6 @@ class CompletenessChecker:
         if seen.error:
             return replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason=f"cannot be read: {seen.error}")
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(seen.found, judgement))
-        judgement = self._compare(seen, judgement, own)
         # What has no answer says nothing of what is lost: a file system with errors lists less than there is.
         before = None if judgement.unreadable else self._records.of(seen.step)
         if before is not None and judgement.deleted and is_left_of(before, own):
@@ -226,6 +225,7 @@ class CompletenessChecker:
             return replace(judgement, outcome=outcome, pending=False, remainder=True, reason=reason)
         if before is not None and (lost := lost_files(before, own)):
             return replace(judgement, outcome=InspectionOutcome.DAMAGED, reason=lost)
+        judgement = self._compare(seen, judgement, own)
         outside = next((s.outside for s in seen.scans if s.outside and s.found.part.required), "")
         if outside and not judgement.whole:  # what it lacks can be behind the link
             reason = f"{judgement.reason} ({outside} is a symbolic link, and podwatch does not follow it)"

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from podwatch.checkpoints.command import Command, positive
 from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
-from podwatch.checkpoints.inspector import INSPECTOR, Inspector, Surroundings
+from podwatch.checkpoints.inspector import INSPECTOR, Inspector
 from podwatch.checkpoints.places import Listing, Places, is_shared, main_part, status_of
 from podwatch.checkpoints.records import RecordedFile
 from podwatch.checkpoints.resume import StartPoint, resume_command, resume_settings_in_script
+from podwatch.checkpoints.rules import Surroundings
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, Site
 from podwatch.checkpoints.structures import UNFINISHED_INDEX, matching
@@ -85,12 +86,6 @@ class Layout(Places):
         return self.trainer.facts.world_size_is_total
 
     @property
-    def saves_block(self) -> bool:
-        """Training waits for each save: when the next save starts, the one before has ended. False where the trainer
-        can save asynchronously, or where that is unknown."""
-        return self.trainer.facts.saves_block
-
-    @property
     def finish_lines(self) -> tuple[str, ...]:
         """Lines that the trainer prints when training is finished; all must have been seen after the start."""
         return self.table.finish_lines
@@ -139,7 +134,8 @@ class Layout(Places):
         listing = self._listing or self._look()
         table = listing.table
         own = [p for p in parts if p.part.name in table.parts]
-        outside = (*self._tracker_paths(table).values(), *self._beside(listing, step))
+        trackers = [self._tracker_path(table, rule) for rule in table.trackers if not rule.target]
+        outside = (*trackers, *self._beside(listing, step))
         deleted = self._is_deleted(listing, step)
         main = next((p for p in own if p.part.name == table.deleted_with), None)
         if main is not None and not main.files and len(own) > 1:
@@ -185,7 +181,7 @@ class Layout(Places):
         names = [name for name in table.parts if name in given or not table.either]
         dirs = [given.get(name) or PartDir(name, _NOWHERE, name not in table.if_any) for name in names]
         own = [scan_part(part).found for part in dirs]
-        about = Surroundings(needed_parts=frozenset(given))
+        about = Surroundings(needed_parts=tuple(given))
         found = self.inspector.inspect(table, step, {p.part.name: _place_of(p) for p in own}, _recorded(own), about)
         return tuple(own), replace(found, leftovers=_leftovers(own, found))
 
@@ -198,11 +194,11 @@ class Layout(Places):
         places = {p.part.name: _place_of(p) for p in own}
         twins = listing.entries[own[0].part.name].get(step, ()) if table.alone else ()
         about = Surroundings(
-            self._tracker_paths(table),
-            listing.existing,
-            frozenset(table.if_any) - listing.existing,
+            {rule.file: str(self._tracker_path(table, rule)) for rule in table.trackers if not rule.target},
+            sorted(listing.existing),
+            sorted(frozenset(table.if_any) - listing.existing),
             later=bool(listing.steps) and listing.steps[-1] > step,
-            beside=self._beside(listing, step),
+            beside=[str(path) for path in self._beside(listing, step)],
             twin=f"{twins[1].name}, beside {twins[0].name}," if len(twins) > 1 else "",
         )
         found = self.inspector.inspect(table, step, places, _recorded(own), about)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from podwatch.checkpoints.table import SaveEnd
 from podwatch.checkpoints.templates import form_of
@@ -335,35 +335,11 @@ class CheckpointRecords:
             count = max(file_count, record.file_count)
             self._keep(replace(record, parts={**record.parts, **larger}, file_count=count))
 
-    def hold(self, key: tuple[int, str], why: str) -> None:
-        """Hold this checkpoint back until the operator names it. Blocks."""
-        record = self._all.get(key)
-        if record is not None and not record.held:
-            self._keep(replace(record, held=why))
-
-    def doubt(self, key: tuple[int, str], *, doubted: bool) -> None:
-        """Whether its step is implausible now. Blocks."""
+    def change(self, key: tuple[int, str], **changes: Any) -> None:
+        """Note what became known of a checkpoint, where it has a record. Blocks."""
         record = self._all.get(key)
         if record is not None:
-            self._keep(replace(record, doubted=doubted))
-
-    def release(self, key: tuple[int, str]) -> None:
-        """The operator named it. Blocks."""
-        record = self._all.get(key)
-        if record is not None:
-            self._keep(replace(record, released=True))
-
-    def belongs(self, key: tuple[int, str], start_id: str) -> None:
-        """Record which start wrote it: no clock that is set later changes that. Blocks."""
-        record = self._all.get(key)
-        if record is not None and not record.start_id:
-            self._keep(replace(record, start_id=start_id))
-
-    def recognise(self, key: tuple[int, str], start_id: str, branch: str) -> None:
-        """A manifest in the store has equal files: it is as if it had come from there. Blocks."""
-        record = self._all.get(key)
-        if record is not None:
-            self._keep(replace(record, source=RecordSource.RESTORED, start_id=start_id, branch=branch))
+            self._keep(replace(record, **changes))
 
     def keep_only(self, steps: Collection[int]) -> None:
         """Of steps that are gone, only the newest records stay: the next save is compared with them. Blocks."""

@@ -54,7 +54,7 @@ class TrainerTable(Document):
     """Of each list one must match."""
     ends: SaveEnd = SaveEnd.NONE
     checked_against: tuple[str, ...] = ()
-    """``project file version`` of the source from which the rules were taken."""
+    """``project version`` of the source from which the rules were taken, and its files."""
     # -- where things are
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parts that a resume does not need: deleted with the step."""
@@ -142,7 +142,6 @@ class TrainerTable(Document):
     """A resume from N first shows N + this. 0 also where that is uncertain."""
     reshards: bool = False
     world_size_is_total: bool = False
-    saves_block: bool = False
     finish_lines: tuple[str, ...] = ()
     logs: Globs = ("*.log", "logs/*.log")
 

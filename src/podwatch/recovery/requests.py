@@ -369,7 +369,7 @@ class Requests:
         prepared = await tools.blocking(self.starter.prepare, choice.step)
         ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
         trackers = await tools.blocking(tools.layout.trackers, choice.step)
-        wrong = await tools.blocking(wrong_trackers, trackers)
+        wrong = await tools.blocking(wrong_trackers, trackers, tools.workspace.tree)
         handle = self.context.handle
         return {
             **answer,
