@@ -129,7 +129,7 @@ test-s3: $(STAMP)  ## S3 stores: rclone's and moto's servers, boto3 and rclone a
 test-telling: $(STAMP)  ## notices through apprise and podwatch's own W&B run, with both of them installed, on loopback
 	@test -x .venv-telling/bin/wandb || { sh tools/make-venv .venv-telling && \
 	    .venv-telling/bin/pip install --quiet --disable-pip-version-check -e '.[test,notify,wandb]'; }
-	@.venv-telling/bin/python -m pytest -q -m '' tests/reporting/test_deliver_notices.py tests/reporting/test_wandb.py tests/blackbox/test_notified.py $(ARGS)
+	@.venv-telling/bin/python -m pytest -q -m '' tests/report/test_deliver_notices.py tests/report/test_wandb.py tests/blackbox/test_notified.py $(ARGS)
 
 test-dashboards: $(STAMP)  ## the alert rules by promtool, each query of the Grafana dashboard by a real Prometheus (Debian: prometheus)
 	@$(BIN)/python -m pytest -q tests/suites/dashboards $(ARGS)

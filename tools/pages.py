@@ -15,7 +15,7 @@ from pathlib import Path
 from podwatch.detection.rules import RULES
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import DEATHS, Finding, FindingKind, Severity
-from podwatch.policy.alerts import topic_of
+from podwatch.report.alerts import topic_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "runbook.md"
@@ -39,12 +39,12 @@ ELSEWHERE = {
     FindingKind.MEMORY_LOW: {"critical", "warning"},
     FindingKind.SHM_LOW: {"critical", "warning"},
 }
-"""Severities that are computed: policy/lost_saves.py, recovery/decide.py, detection/verdict.py, detection/warnings.py.
+"""Severities that are computed: app/lost_saves.py, recovery/decide.py, detection/verdict.py, detection/warnings.py.
 """
 RESTARTED = frozenset(DEATHS)
 
 README = ROOT / "README.md"
-SCREEN = ROOT / "tests" / "reporting" / "golden" / "status-after-recovery.txt"
+SCREEN = ROOT / "tests" / "report" / "golden" / "status-after-recovery.txt"
 SHOWN = re.compile(r"(^    \$ podwatch status\n)(.*?)(?=^\S)", re.MULTILINE | re.DOTALL)
 
 ENTRY = re.compile(r"^### ([a-z0-9-]+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)

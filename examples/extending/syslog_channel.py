@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podwatch.domain.errors import PodwatchError
-from podwatch.reporting.deliver_notices import NotSent
+from podwatch.report.deliver_notices import NotSent
 from podwatch.system.child import run_child
 
 

@@ -24,7 +24,7 @@ PROBE_SECONDS = 10.0
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     """Its deadlines are so long that none of them lets a probe in."""
-    made = Rig(head_seconds=600.0, connection_seconds=600.0)
+    made = Rig(seconds=600.0)
     await made.server.start()
     yield made
     await made.server.stop()
@@ -115,7 +115,7 @@ async def test_a_flood_of_connections_during_the_probes(rig: Rig) -> None:
 
 
 async def test_a_slow_second_request_is_dropped_as_the_first_would_be() -> None:
-    rig = Rig(head_seconds=0.5, connection_seconds=600.0)
+    rig = Rig(seconds=0.5)
     await rig.server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
     writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -139,12 +139,9 @@ def request(*headers: str, line: str = "GET /livez HTTP/1.1") -> bytes:
 @pytest.mark.parametrize(
     ("data", "statuses"),
     [
-        (request(*(f"X-{n}: {'y' * 1000}" for n in range(30))), {431}),
-        (request(*(f"X-{n}: y" for n in range(serving.MAX_HEADERS + 5))), {431}),
-        (request("X: " + "y" * 200_000), {431}),
-        (request("X: " + " " * 100_000 + "y"), {431}),
-        (request(line=f"GET /livez?{'a' * 5000} HTTP/1.1"), {414}),
-        (request(line="GET /livez?" + "a" * 100_000), {414}),
+        (request("X: " + "y" * 1_000_000), {400}),
+        (request("X: " + " " * 1_000_000 + "y"), {400}),
+        (request(line="GET /livez?" + "a" * 1_000_000), {400}),
         (request("Content-Length: 10000000"), {413}),
         (request("Content-Length: " + "9" * 400), {413, 400}),
         (request("Content-Length: -5"), {400}),
@@ -263,12 +260,11 @@ def test_parameters_over_a_socket(name: str, value: str) -> None:
     answer, asked = asyncio.run(ask())
     good = value.isascii() and value.isdigit() and len(value) <= 19 and int(value) <= MAX_NUMBER
     status = int(answer.split(b" ", 2)[1])
-    assert status == (200 if good else 414 if len(value) > 4000 else 400)
+    assert status == (200 if good else 400)
     if good:
         ((after, limit),) = asked
         assert 0 <= after <= MAX_NUMBER
         assert 1 <= limit <= MAX_EVENTS
     else:
         assert asked == []
-        if status == 400:
-            assert f"Invalid value for {name}" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert f"Invalid value for {name}" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]

@@ -7,7 +7,6 @@ import http.client
 import json
 import signal
 import socket
-from dataclasses import replace
 
 import pytest
 
@@ -18,7 +17,7 @@ from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.secrets import register
 from podwatch.system.endpoint import fetch_status
-from tests.reporting import views
+from tests.report import views
 
 TOKEN = "abcdef0123456789"
 
@@ -79,7 +78,7 @@ class Rig:
 
 @pytest.fixture
 async def rig():
-    made = Rig(head_seconds=20.0, connection_seconds=60.0)
+    made = Rig(seconds=60.0)
     await made.server.start()
     yield made
     await made.server.stop()
@@ -88,7 +87,7 @@ async def rig():
 @pytest.fixture
 async def hasty():
     """One that drops who is slow: also us, now and then, on a busy machine."""
-    made = Rig(head_seconds=0.3, connection_seconds=1.0)
+    made = Rig(seconds=1.0)
     await made.server.start()
     yield made
     await made.server.stop()
@@ -167,17 +166,12 @@ async def test_the_page_has_a_strict_policy_and_no_secret(rig):
     assert b"epoch 1\nkey is [removed] &lt;script&gt;" in body
 
 
-async def test_the_plots_are_drawn_once_a_minute_and_only_for_a_reader(rig):
+async def test_the_last_day_is_a_document_and_only_read_on_request(rig):
+    await rig.get("/")
     assert rig.drawn == 0
-    first = (await rig.get("/"))[1]
-    assert b'data-stamp="29497200"' in first
-    for _ in range(3):
-        assert b"data-stamp=" in (await rig.get("/"))[1].split(b"<script>")[0]
-        assert b"data-stamp=" not in (await rig.get("/?drawn=29497200"))[1].split(b"<script>")[0]
-    assert rig.drawn == 1
-    rig.shown = replace(rig.shown, now_wall=rig.shown.now_wall + 60)
-    assert b'data-stamp="29497201"' in (await rig.get("/?drawn=29497200"))[1]
-    assert rig.drawn == 2
+    status, body, headers = await rig.get("/history")
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert json.loads(body)["moments"] == [moment.to_json() for moment in await rig.history()]
 
 
 SHOWING = ("/", "/status", "/events", "/metrics", "/nothing")
@@ -190,7 +184,7 @@ def basic(password: str, user: str = "me") -> str:
 
 @contextlib.asynccontextmanager
 async def served(**options):
-    made = Rig(head_seconds=20.0, connection_seconds=60.0, **options)
+    made = Rig(seconds=60.0, **options)
     await made.server.start()
     try:
         yield made
@@ -394,7 +388,7 @@ async def test_a_head_that_is_too_long_is_refused(rig):
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
     writer.write(b"GET /status HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * (serving.MAX_HEAD_BYTES + 10))
     answer = await asyncio.wait_for(reader.read(), 5)
-    assert answer.startswith(b"HTTP/1.1 431")
+    assert answer.startswith(b"HTTP/1.1 400")
     writer.close()
 
 

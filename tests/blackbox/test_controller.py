@@ -31,7 +31,7 @@ def controller(tmp_path: Path, *, price: float = 2.0, mode: str = "--once") -> "
     config.write_text(
         f'run_id = "run-7"\nstore = "file://{tmp_path}/store"\nrecords = "{tmp_path}/records.json"\n'
         f"max_price_per_hour = {price}\nmax_spend_per_day = 40\nmax_spend_total = 300\n"
-        f"[providers.vast]\ncommand = {json.dumps(command)}\n"
+        f"[provider]\ncommand = {json.dumps(command)}\n"
     )
     config.chmod(0o600)
     times = tmp_path / "test-times.toml"

@@ -149,7 +149,7 @@ def test_what_http_says(run: Run) -> None:
     code, metrics = run.get("/metrics")
     assert code == 200
     contract.check_metrics(metrics.decode())
-    for path in ("/", "/livez", "/events"):
+    for path in ("/", "/livez", "/events", "/history"):
         assert run.get(path)[0] == 200, path
     for path in ("/readyz", "/healthz"):
         assert run.get(path)[0] in (200, 503), "not ready while it is paused"

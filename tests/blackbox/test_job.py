@@ -224,7 +224,9 @@ def control(store: Path, rig: Rig, document: dict[str, str]) -> None:
 
 
 def test_a_run_that_another_pod_holds_is_waited_for_then_86(rig: Rig, elsewhere: Path) -> None:
-    control(elsewhere, rig, {"holder": "another-pod"})
+    claims = elsewhere / rig.run_id / "podwatch" / "claims"
+    claims.mkdir(parents=True)
+    (claims / "1-0123456789abcdef").write_text("{}")
     job = Job(rig, sync__store=f"file://{elsewhere}", recovery__standby="2s").start()
     assert job.ends() == 86, job.daemon.tail()
     assert job.verdicts() == [("held", 86)]

@@ -87,7 +87,7 @@ def test_a_store_that_hangs_does_not_keep_training_from_being_told(rig: Rig) -> 
     assert daemon.wait_for(lambda: daemon.command("start", "--fresh").returncode == 0, 10, "start by hand")
     daemon.wait_for(lambda: rig.trainer_pid, 20, "training")
     trainer = rig.trainer_pid
-    leaves_within(daemon, 6, lambda: daemon.command("preempt", "--no-wait"))
+    leaves_within(daemon, 6, lambda: daemon.command("preempt"))
     assert daemon.process is not None
     assert daemon.process.returncode == 0
     daemon.wait_for(lambda: not alive(trainer), 10, "training ends")

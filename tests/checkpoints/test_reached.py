@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.app.own_findings import linked_findings
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.scan import first_link
 from podwatch.config.settings import CustomLayoutSettings
-from podwatch.daemon.own_findings import linked_findings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.errors import HostError
 from podwatch.system.pinned_directories import PinnedTree

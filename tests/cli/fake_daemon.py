@@ -14,11 +14,11 @@ from podwatch.api.control_socket import ControlServer
 from podwatch.api.http_endpoints import HttpServer
 from podwatch.domain.errors import Busy
 from podwatch.domain.event import Event, EventName
-from podwatch.reporting.daemon_view import DaemonView
-from podwatch.reporting.json_documents import event_document, incident_document
-from podwatch.reporting.status import build_status
+from podwatch.report.daemon_view import DaemonView
+from podwatch.report.json_documents import event_document, incident_document
+from podwatch.report.status import build_status
 from podwatch.system.endpoint import CONTROL, SNAPSHOT, own_endpoint, write_document, write_endpoint
-from tests.reporting import views
+from tests.report import views
 
 
 async def serve(root: Path, state: str) -> None:

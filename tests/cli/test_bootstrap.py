@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.app.backup.post_mortem import start_of
 from podwatch.config.loading import load_text
-from podwatch.daemon.backup.post_mortem import start_of
 from podwatch.domain import secrets
 from podwatch.domain.secrets import MASK
 from podwatch.store.keys import RunKeys

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from podwatch.app import held_back_findings
 from podwatch.checkpoints.second_writer import Span
 from podwatch.cli.checkpoints import table
-from podwatch.daemon import held_back_findings
 from podwatch.domain.run_state import RunState
 from podwatch.journal.journal import Journal
 from tests.cli.test_restore import (

@@ -1,23 +1,17 @@
-"""``podwatch clean``: a fresh start that destroys nothing; and ``--gpu``, which ends what was confirmed and no more."""
+"""``podwatch clean``: a fresh start that destroys nothing."""
 
 import json
 import os
 import pty
-import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from podwatch.cli import stray_gpu_processes
 from podwatch.journal import Journal
 from podwatch.recovery import RunFile
 from podwatch.system.own_directories import Workspace
-from podwatch.system.procfs import identify
 from tests.blackbox.conftest import make_rig, nvml_library, rig  # noqa: F401 - fixtures
 from tests.recovery.conftest import quick_dir, world  # noqa: F401 - fixtures
 from tests.support import warm
@@ -26,9 +20,6 @@ from tests.support.recovery_world import Podwatch, Store, World, stored
 from tests.support.rig import Rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-HERE = Path(__file__).parents[2]
-
 
 # -- set aside
 
@@ -196,189 +187,3 @@ def test_through_the_daemon_only_while_nothing_trains(rig: Rig) -> None:  # noqa
     listed = json.loads(daemon.command("quarantine", "list", "--json").stdout)["quarantines"]
     # The stop may have cut a save off: that step is set aside too, as what it is.
     assert sorted(int(n) for n, kind in listed[0]["steps"].items() if kind == "complete") == kept
-
-
-# -- strays on the GPUs
-
-
-HOLD = """
-import os, signal, sys, time
-if sys.argv[1] == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-held = [open("/dev/nvidia-uvm"), open("/dev/nvidia6")]
-print(os.getpid(), flush=True)
-time.sleep(100)
-"""
-
-
-@pytest.fixture
-def cards(tmp_path: Path) -> Iterator[list[str]]:
-    """A command prefix: a mount namespace of its own whose /dev has NVIDIA's files, as ordinary ones. A card
-    that no other test guards: by their names, seen from outside, these processes would pass for its training."""
-    dev = tmp_path / "dev"
-    (dev / "shm").mkdir(parents=True)
-    for name in ("null", "urandom", "zero", "nvidia-uvm", "nvidia6"):
-        (dev / name).touch()
-    bind = 'for n in null urandom zero; do mount --bind /dev/$n "$0/$n" || exit 99; done'
-    script = f'{bind}; mount --bind "$0" /dev && exec "$@"'
-    prefix = ["unshare", "-m", "sh", "-c", script, str(dev)]
-    if shutil.which("unshare") is None or subprocess.run([*prefix, "true"], capture_output=True).returncode:
-        pytest.skip("needs a mount namespace of its own (root)")
-    return prefix
-
-
-def in_the_pod(cards: list[str], tmp_path: Path, body: str) -> str:
-    """Run Python in that namespace; it finds ``spawn(kind, **environment) -> pid`` and ``settings``."""
-    program = f"""
-import os, subprocess, sys
-from pathlib import Path
-sys.path.insert(0, {str(HERE)!r})
-from podwatch.cli import stray_gpu_processes as strays
-from podwatch.config.settings import Settings
-settings = Settings.model_validate({{"run_id": "r", "state_dir": Path({str(tmp_path)!r}) / "state",
-                    "trainer": {{"output_dir": {str(tmp_path / "out")!r}}}, "gpu": {{"inference": [6]}}}})
-HOLD, root = {HOLD!r}, Path({str(tmp_path)!r})
-started = []
-def spawn(kind="mild", **environment):
-    p = subprocess.Popen([sys.executable, "-c", {HOLD!r}, kind, "--api-key", "supersecretvalue"],
-                         stdout=subprocess.PIPE, text=True, env={{**os.environ, **environment}})
-    started.append(p)
-    return int(p.stdout.readline())
-def living():
-    return [p.pid for p in started if p.poll() is None]
-try:
-{chr(10).join("    " + line for line in body.splitlines())}
-finally:
-    for p in started:
-        p.kill()
-"""
-    done = subprocess.run([*cards, sys.executable, "-c", program], capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_strays_are_told_apart_and_only_the_confirmed_end(cards: list[str], tmp_path: Path) -> None:
-    out = in_the_pod(
-        cards,
-        tmp_path,
-        """
-foreign = spawn()
-left = spawn("stubborn", PODWATCH_START_ID="s1", PODWATCH_RUN="r")
-other = spawn(PODWATCH_START_ID="s2", PODWATCH_RUN="another")
-found = strays.look(settings)
-by_pid = {s.identity.pid: s for s in found.strays}
-assert set(by_pid) == {foreign, left, other}, by_pid
-assert not by_pid[foreign].leftover and by_pid[foreign].whose == "does not belong to this run"
-assert by_pid[left].leftover
-assert not by_pid[other].leftover and "another" in by_pid[other].whose
-text = "\\n".join(strays.describe(found))
-assert "supersecretvalue" not in text and "GPU 6" in text, text
-ended = strays.end([by_pid[left]], term=0.3)
-assert ended == {by_pid[left]: "killed"}, ended
-started[1].wait()
-assert sorted(living()) == sorted([foreign, other])
-ended = strays.end([by_pid[foreign], by_pid[left]], term=5)
-assert ended == {by_pid[foreign]: "ended", by_pid[left]: "had already ended"}, ended
-print("well")
-""",
-    )
-    assert out == "well\n"
-
-
-def test_nothing_interactive_and_no_other_users_process_is_ended(cards: list[str], tmp_path: Path) -> None:
-    """A notebook's kernel with the marker of an earlier start, and another user's process."""
-    out = in_the_pod(
-        cards,
-        tmp_path,
-        """
-(root / "ipykernel_launcher.py").write_text(HOLD)
-kernel = subprocess.Popen([sys.executable, "-m", "ipykernel_launcher", "mild"], stdout=subprocess.PIPE, text=True,
-                          env={**os.environ, "PYTHONPATH": str(root), "PODWATCH_START_ID": "s1", "PODWATCH_RUN": "r"})
-started.append(kernel)
-kernel.stdout.readline()
-holds = "exec 8</dev/nvidia-uvm 9</dev/nvidia6; echo up; exec sleep 100"
-other = subprocess.Popen(["/bin/sh", "-c", holds], user=47116, stdout=subprocess.PIPE, text=True, cwd="/",
-                         env={"PATH": os.environ["PATH"], "PODWATCH_START_ID": "s1", "PODWATCH_RUN": "r"})
-started.append(other)
-other.stdout.readline()
-found = {s.identity.pid: s for s in strays.look(settings).strays}
-assert set(found) == {kernel.pid, other.pid}, found
-assert found[kernel.pid].interactive and not found[kernel.pid].leftover
-assert not found[other.pid].leftover and "but of another user" in found[other.pid].whose
-assert strays.end([found[kernel.pid]], term=0.3) == {found[kernel.pid]: "not ended: it is interactive"}
-assert kernel.poll() is None and other.poll() is None
-print("well")
-""",
-    )
-    assert out == "well\n"
-
-
-def test_a_session_whose_number_is_another_processs_by_now_makes_no_leftover(cards: list[str], tmp_path: Path) -> None:
-    """The last start's launcher is gone, and its pid leads a stranger's session."""
-    out = in_the_pod(
-        cards,
-        tmp_path,
-        """
-from podwatch.system.procfs import identify
-from podwatch.trainer.supervisor_files import SupervisorRecord
-import podwatch.cli.stray_gpu_processes as module
-stranger = subprocess.Popen([sys.executable, "-c", HOLD, "mild"], stdout=subprocess.PIPE, text=True,
-                            start_new_session=True)
-started.append(stranger)
-stranger.stdout.readline()
-mine = identify(stranger.pid)
-older = type(mine)(mine.pid, mine.start_ticks - 5, mine.boot_id, mine.pid_namespace)
-import inspect
-fields = {name: "" for name in inspect.signature(SupervisorRecord).parameters}
-fields.update(supervisor=older, launcher=older, directory=root, start_id="s1")
-module.read_record = lambda _: SupervisorRecord(**fields)
-(found,) = strays.look(settings).strays
-assert found.identity == mine and not found.leftover, found
-print("well")
-""",
-    )
-    assert out == "well\n"
-
-
-def test_the_command_ends_leftovers_and_asks_for_the_rest(cards: list[str], tmp_path: Path) -> None:
-    config, _ = pod(tmp_path)
-    out = in_the_pod(
-        cards,
-        tmp_path,
-        f"""
-foreign = spawn()
-left = spawn(PODWATCH_START_ID="s1", PODWATCH_RUN="r")
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "podwatch", "-c", {str(config)!r}, "clean", "--gpu", *arguments],
-                          capture_output=True, text=True, stdin=subprocess.DEVNULL)
-listed = run()
-assert listed.returncode == 0, listed.stderr
-assert f"pid {{foreign}}" in listed.stdout and f"pid {{left}}" in listed.stdout, listed.stdout
-assert len(living()) == 2
-done = run("--yes", "--json")
-assert done.returncode == 0, done.stderr
-import json
-ended = {{p["pid"]: p["ended"] for p in json.loads(done.stdout)["processes"]}}
-assert ended == {{foreign: None, left: "ended"}}, ended
-started[1].wait()
-assert living() == [foreign]
-print("well")
-""",
-    )
-    assert out == "well\n"
-
-
-def test_a_successor_with_the_same_pid_is_never_ended() -> None:
-    process = subprocess.Popen(["sleep", "50"])
-    try:
-        identity = identify(process.pid)
-        assert identity is not None
-        older = type(identity)(identity.pid, identity.start_ticks - 1, identity.boot_id, identity.pid_namespace)
-        stray = stray_gpu_processes.Stray(
-            older, "root", time.time(), "sleep", (0,), True, "does not belong to this run", False
-        )
-        assert stray_gpu_processes.end([stray], term=0.1) == {stray: "had already ended"}
-        assert process.poll() is None
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()

@@ -12,7 +12,7 @@ import pytest
 from podwatch.domain.event import Event, EventName
 from podwatch.journal.bundle import capture
 from podwatch.journal.journal import Journal
-from podwatch.system.endpoint import own_endpoint, write_endpoint
+from podwatch.system.endpoint import RUNTIME_LINK, own_endpoint, write_endpoint
 
 
 def configure(machine, *, extra: str = "") -> str:
@@ -47,7 +47,7 @@ def test_version_and_help(machine):
         ("wait", "`podwatch stop-training --wait`"),
         ("verify", "`podwatch checkpoints verify` or `podwatch store verify`"),
         ("runs lst", "`podwatch runs list`"),
-        ("check --throughputs", "--throughput"),
+        ("check --notifys", "--notify"),
     ],
 )
 def test_a_wrong_word_names_the_right_one(machine, wrong, meant):
@@ -131,12 +131,28 @@ def test_events_and_incidents_from_the_daemon(guarded):
     assert guarded.podwatch("incidents", "2").returncode == 64
 
 
-def test_checkpoints_and_verify_from_the_daemon(guarded):
-    text = guarded.podwatch("checkpoints").stdout
-    assert "uploading" in text
-    result = guarded.podwatch("checkpoints", "verify")
-    assert result.returncode == 1
-    assert "step 85: BROKEN: trainer/0.distcp is cut off" in result.stdout
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("pause --for soon", 64), ("pause --for 0s", 64), ("runs check --store file:///x --dead-after soon", 3)],
+)
+def test_a_duration_that_is_none_is_refused_in_one_line(machine, words, code):
+    refused = machine.podwatch(*words.split())
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (code, 1)
+    assert "5m" in refused.stderr
+
+
+def test_checkpoints_from_the_daemon(guarded):
+    assert "uploading" in guarded.podwatch("checkpoints").stdout
+
+
+def test_commands_use_the_configuration_of_the_podwatch_that_runs(machine):
+    """It was started with -c; the commands are typed elsewhere."""
+    config = configure(machine)
+    assert machine.podwatch("quarantine", "list").returncode == 78
+    (machine.runtime / "r").mkdir()
+    write_endpoint(machine.runtime / "r", own_endpoint("r", started_wall=time.time(), config_path=config))
+    assert machine.podwatch("quarantine", "list").stdout == "the quarantine is empty\n"
+    assert "no complete checkpoint to check" in machine.podwatch("checkpoints", "verify").stdout
 
 
 def test_events_without_a_daemon_come_from_the_journal(machine):
@@ -152,7 +168,7 @@ def test_events_without_a_daemon_come_from_the_journal(machine):
     assert "\x1b" not in text
     recent = machine.podwatch("events", "-c", config, "--since", "1h", "--json").stdout.splitlines()
     assert [json.loads(x)["name"] for x in recent] == ["pruned"]
-    assert "hang: no step for 40 min -> open" in machine.podwatch("incidents", "-c", config).stdout
+    assert "hang: no step for 40 min -> still open" in machine.podwatch("incidents", "-c", config).stdout
     bad = machine.podwatch("events", "-c", config, "--since", "yesterday")
     assert bad.returncode == 64
     assert "2h" in bad.stderr
@@ -167,7 +183,10 @@ def test_an_incident_shows_what_the_engine_said(machine):
     done = {"resolution": "restarted from step 5", "lost_steps": 6, "closed_wall": incident.opened_wall + 77}
     journal.update_incident(incident.id, bundle=str(bundle), **done)
     journal.close()
-    assert "died -> restarted from step 5 (6 steps lost)" in machine.podwatch("incidents", "-c", config).stdout
+    assert (
+        "died -> restarted from step 5 (6 steps lost, no training for 77 s)"
+        in machine.podwatch("incidents", "-c", config).stdout
+    )
     lines = machine.podwatch("incidents", "-c", config, "1").stdout.splitlines()
     assert "lost      6 steps" in lines
     assert any(line.endswith("after 77 s") for line in lines)
@@ -210,8 +229,11 @@ def test_a_missing_or_broken_configuration_is_78(machine):
 def test_the_state_dir_of_the_named_file_is_searched(machine):
     config = configure(machine)
     machine.env.pop("PODWATCH_RUNTIME_DIR")
-    machine.runtime = machine.directory / "state" / "run"
     machine.daemon("running")
+    (published,) = machine.runtime.iterdir()
+    state = machine.directory / "state" / published.name
+    state.mkdir(parents=True)
+    (state / RUNTIME_LINK).symlink_to(published)
     text = (machine.directory / "podwatch.toml").read_text().replace('"r"', '"bs4-qwen3-8b"')
     (machine.directory / "podwatch.toml").write_text(text)
     assert "at step 85" in machine.podwatch("status", "-c", config).stdout
@@ -228,11 +250,16 @@ def test_logs_print_the_end_and_follow_a_rotation(machine):
     write_endpoint(run, Endpoint("r", 1, stopped_wall=time.time()))
     write_document(run / "status.json", {"training": {"log_path": str(log)}})
     assert machine.podwatch("logs", "-n", "2").stdout == "line 198\nline 199\n"
+    with log.open("a") as more:
+        more.write("half a li")
+    assert machine.podwatch("logs", "-n", "1").stdout == "half a li"
+    with log.open("a") as more:
+        more.write("ne\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "podwatch", "logs", "-f", "-n", "1"], stdout=subprocess.PIPE, text=True, env=machine.env
     )
     try:
-        assert process.stdout.readline() == "line 199\n"
+        assert process.stdout.readline() == "half a line\n"
         log.rename(log.with_suffix(".1"))
         log.write_text("after the rotation\n")
         assert process.stdout.readline() == "after the rotation\n"

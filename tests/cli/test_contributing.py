@@ -17,7 +17,7 @@ from podwatch.detection.rules import Rule
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import HostSample, SensorState, Snapshot, observed
-from podwatch.reporting.deliver_notices import NotSent
+from podwatch.report.deliver_notices import NotSent
 from podwatch.sensors.log_tail import StepLine, StepLines, clean
 from podwatch.system.clock import SystemClock
 from podwatch.trainer.process_roles import Roles

@@ -5,10 +5,11 @@ import os
 
 import pytest
 
-from podwatch.cli.find_daemon import choose, find_runs, locate, read_hints, runtime_roots, training_lives
+from podwatch.cli.find_daemon import choose, find_runs, locate, read_hints, searched, training_lives
 from podwatch.domain.errors import ConfigurationError, UsageError
 from podwatch.domain.times import ago, from_rfc3339, rfc3339, size, span
 from podwatch.system.endpoint import (
+    RUNTIME_LINK,
     Endpoint,
     boot_id,
     own_endpoint,
@@ -30,14 +31,9 @@ def publish(root, name, *, alive=True, **fields):
 
 
 def test_roots_in_order_without_duplicates(tmp_path):
-    environ = {"RUNTIME_DIRECTORY": "/run/podwatch:/run/x", "XDG_RUNTIME_DIR": "/run/user/7", "HOME": "/home/u"}
-    assert [str(p) for p in runtime_roots(environ)] == [
-        "/run/podwatch",
-        "/run/x",
-        "/run/user/7/podwatch",
-        "/var/lib/podwatch/run",
-        "/home/u/.local/state/podwatch/run",
-    ]
+    environ = {"RUNTIME_DIRECTORY": "/run/podwatch:/run/x"}
+    assert [str(p) for p in searched(environ)] == ["/run/podwatch", "/run/x"]
+    assert [str(p) for p in searched(environ | {"PODWATCH_RUNTIME_DIR": "/run/y"})] == ["/run/y"]
 
 
 def test_a_written_endpoint_is_read_back_and_alive(tmp_path):
@@ -100,7 +96,9 @@ def test_a_run_in_two_places_is_the_living_one(tmp_path):
 
 def test_the_configuration_here_says_where_to_look(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    publish(tmp_path / "state" / "run", "mine")
+    published = publish(tmp_path / "elsewhere", "mine")
+    (tmp_path / "state" / "mine").mkdir(parents=True)
+    (tmp_path / "state" / "mine" / RUNTIME_LINK).symlink_to(published)
     environ = {"RUNTIME_DIRECTORY": str(tmp_path / "none")}
     (tmp_path / "podwatch.toml").write_text(f'run_id = "mine"\nstate_dir = "{tmp_path}/state"\n')
     assert locate("mine", environ=environ).endpoint.run_id == "mine"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.cli import install_plan, offline, systemd_service
+from podwatch.cli.config import env_lines
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 
@@ -136,60 +137,52 @@ STORE = BASE + '[sync]\nstore = "b2://my-bucket"\n'
 KEY = {"B2_APPLICATION_KEY_ID": "0014711", "B2_APPLICATION_KEY": "K001-one-two-three"}
 
 
-def planned_key(root: Path, monkeypatch: pytest.MonkeyPatch, text: str, **environ: str) -> install_plan.Key:
+def planned_key(root: Path, monkeypatch: pytest.MonkeyPatch, text: str, **environ: str) -> dict[str, str] | None:
     monkeypatch.setattr(systemd_service, "ETC", root)
     config = root / "podwatch.toml"
     config.write_text(text.replace("{root}", str(root)))
     config.chmod(0o600)
-    return install_plan.plan_key(load_settings(config, environ={}).settings, systemd_service.Service(), environ)
+    return install_plan.key_for_service(load_settings(config, environ={}).settings, systemd_service.Service(), environ)
 
 
 def test_the_key_of_the_shell_becomes_a_file_that_the_service_reads(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = planned_key(root, monkeypatch, STORE, **KEY, HOME="/root")
-    assert (set(key.names), key.missing) == (set(KEY), False)
-    (root / "podwatch.env").write_text(key.text)
+    assert key == KEY
+    (root / "podwatch.env").write_text(env_lines(key, "podwatch install"))
     (root / "podwatch.env").chmod(0o600)
-    assert install_plan.variables_of(root / "podwatch.env") == KEY
-    assert (
-        planned_key(root, monkeypatch, STORE, B2_APPLICATION_KEY_ID="x", B2_APPLICATION_KEY="y") == install_plan.Key()
-    )
+    assert systemd_service.variables_of(root / "podwatch.env") == KEY
+    assert planned_key(root, monkeypatch, STORE, B2_APPLICATION_KEY_ID="x", B2_APPLICATION_KEY="y") is None
 
 
-def test_without_a_key_anywhere_an_empty_file_waits_for_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = planned_key(root, monkeypatch, STORE)
-    assert (key.names, key.missing) == ((), True)
-    assert "# B2_APPLICATION_KEY=\n" in key.text
+def test_without_a_key_anywhere_nothing_is_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert planned_key(root, monkeypatch, STORE) == {}
+    assert planned_key(root, monkeypatch, STORE, B2_APPLICATION_KEY="half of it") == {}
     (root / "podwatch.env").write_text("PODWATCH_MODE=observe\n")
     (root / "podwatch.env").chmod(0o600)
-    assert planned_key(root, monkeypatch, STORE, **KEY) == install_plan.Key(missing=True), "the operator's file stays"
-    assert planned_key(root, monkeypatch, BASE) == install_plan.Key()
+    assert planned_key(root, monkeypatch, STORE, **KEY) == {}, "the operator's file stays"
+    assert planned_key(root, monkeypatch, BASE) is None
 
 
 def test_a_key_that_the_trainer_s_environment_file_has_is_enough(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "train.env").write_text("".join(f"{name}={value}\n" for name, value in KEY.items()))
     (root / "train.env").chmod(0o600)
     text = STORE.replace("[trainer]", '[trainer]\nenv_file = "{root}/train.env"')
-    assert planned_key(root, monkeypatch, text) == install_plan.Key()
+    assert planned_key(root, monkeypatch, text) is None
 
 
-def test_credentials_that_aws_tools_find_are_enough(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_s3_store_needs_no_key_in_a_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = STORE.replace("b2://", "s3://")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(root / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(root / "credentials"))
-    assert planned_key(root, monkeypatch, text).missing
+    assert planned_key(root, monkeypatch, text) is None, "AWS's tools can find one elsewhere"
     shell = {"AWS_ACCESS_KEY_ID": "AKID-1234567", "AWS_SECRET_ACCESS_KEY": "one-two-three"}
-    assert set(planned_key(root, monkeypatch, text, **shell).names) == set(shell)
-    keys = "[default]\naws_access_key_id = AKID-default\naws_secret_access_key = default-secret\n"
-    (root / "credentials").write_text(keys)
-    (root / "credentials").chmod(0o600)
-    assert planned_key(root, monkeypatch, text) == install_plan.Key()
-    (root / "credentials").unlink()
-    assert planned_key(root, monkeypatch, text + 's3_profile = "lab"\n') == install_plan.Key()
+    assert planned_key(root, monkeypatch, text, **shell) == shell
+    assert planned_key(root, monkeypatch, text + 's3_profile = "lab"\n') is None
 
 
 @needs_root

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.reporting.status import build_status
-from podwatch.reporting.status_screen import render
-from podwatch.reporting.terminal_text import fit, repaint
-from tests.reporting import views
+from podwatch.report.status import build_status
+from podwatch.report.status_screen import render
+from podwatch.report.terminal_text import fit, repaint
+from tests.report import views
 from tests.support.ptys import Screen
 
 TEXT = "VERDICT\n\n" + "".join(f"line {n}\n" for n in range(20))

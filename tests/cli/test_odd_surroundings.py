@@ -11,10 +11,10 @@ from typing import NoReturn
 import pytest
 
 from podwatch import cli
+from podwatch.app.variables_of_own_processes import UNDER_INIT
 from podwatch.cli import root
 from podwatch.config.loading import load_settings
 from podwatch.config.units import parse_duration, parse_size
-from podwatch.daemon.variables_of_own_processes import UNDER_INIT
 from podwatch.domain.errors import ConfigurationError, ExitCode
 
 pytestmark = pytest.mark.slow

@@ -105,6 +105,3 @@ def test_a_run_as_a_record(machine, store, config):
     compared = machine.podwatch("runs", "diff", "past", "r", "-c", config)
     assert compared.returncode == 0, compared.stderr
     assert "past: no configuration is stored" in compared.stderr
-    table = machine.podwatch("runs", "list", "--completed", "-c", config).stdout.splitlines()
-    assert [line.split()[0] for line in table] == ["RUN", "past"]
-    assert table[1].split()[-4:] == ["8.50", "EUR", "20", "finished"]

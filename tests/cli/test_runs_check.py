@@ -4,19 +4,16 @@ import json
 import os
 import pty
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from podwatch.domain.lease import Heartbeat
-from podwatch.reporting.terminal_text import columns_of
+from podwatch.report.terminal_text import columns_of
 from podwatch.store.keys import RunKeys
 from tests.support import warm
 from tests.support.b2server import BUCKET, KEY, KEY_ID, B2Server
@@ -112,49 +109,6 @@ def test_from_anywhere_with_a_key(machine, tmp_path) -> None:
         assert checked(machine, "r", "--store", f"b2://{BUCKET}", code=3, **wrong).startswith("UNKNOWN: ")
     gone = checked(machine, "r", "--store", f"b2://{BUCKET}", code=3, **env)
     assert gone.startswith("UNKNOWN: "), "a store that does not answer says nothing about the run"
-
-
-@pytest.fixture
-def watching(machine, store) -> Iterator[tuple["subprocess.Popen[str]", Iterator[str]]]:
-    """`runs check --watch` over two runs, both well, and the lines that follow, without their times."""
-    for name in ("well", "other"):
-        past_run(store, RunKeys(name), 10)
-        put_beat(store, RunKeys(name))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "podwatch", "runs", "check", "--watch", "--every", "1s", "--store",
-         f"file://{machine.directory / 'store'}"],
-        stdout=subprocess.PIPE, text=True, env=machine.env, cwd=machine.directory,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        shown = (line for line in iter(process.stdout.readline, "") if not line[0].isdigit())
-        assert [next(shown).split(":")[0] for _ in range(2)] == ["OK other", "OK well"]
-        yield process, shown
-    finally:
-        process.kill()
-        process.wait(20)
-        process.stdout.close()
-
-
-def ends(watching: tuple["subprocess.Popen[str]", Iterator[str]]) -> int:
-    process, shown = watching
-    process.send_signal(signal.SIGINT)
-    code = process.wait(20)
-    assert not list(shown)
-    return code
-
-
-def test_watch_tells_of_a_run_that_vanishes_once(machine, watching) -> None:
-    shutil.rmtree(machine.directory / "store" / "other")
-    assert next(watching[1]) == "UNKNOWN other: not in the store any more\n"
-    time.sleep(2.5)
-    assert ends(watching) == 3
-
-
-def test_watch_prints_what_changes_until_it_is_interrupted(store, watching) -> None:
-    put_beat(store, RunKeys("well"), overall="critical", reason="GPU 0 is lost")
-    assert "GPU 0 is lost" in next(watching[1]), "the other run has not changed"
-    assert ends(watching) == 2
 
 
 def test_the_example_for_github_actions(machine, store) -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.cli import install
-from podwatch.config.loading import load_settings
-
 UNITS = Path(__file__).parents[2] / "systemd"
 NAMES = ("podwatch.service", "podwatch@.service")
 EXPOSURE = 3.4
@@ -43,24 +40,6 @@ def test_the_unit_never_gives_up_except_where_a_restart_cannot_help(name: str) -
 def test_the_gpus_stay_within_reach(name: str) -> None:
     assert not values(name, "PrivateDevices")
     assert values(name, "DeviceAllow") == ["char-nvidia* rw", "char-nvidiactl rw", "char-nvidia-uvm rw"]
-
-
-@pytest.mark.root
-@pytest.mark.parametrize(("version", "known"), [(0, False), (252, False), (253, False), (254, True), (258, True)])
-def test_the_pauses_grow_where_systemd_knows_how(tmp_path: Path, version: int, known: bool) -> None:
-    (tmp_path / "work").mkdir()
-    config = tmp_path / "podwatch.toml"
-    config.write_text(f'run_id = "r"\nstate_dir = "{tmp_path}/s"\n[trainer]\noutput_dir = "{tmp_path}/work/out"\n')
-    config.chmod(0o600)
-    settings = load_settings(config, environ={}).settings
-    plan = install.plan_install(settings, config, ["/opt/podwatch"], systemd=version)
-    _, dropin = plan.files[1]
-    assert ("RestartSteps=6\nRestartMaxDelaySec=1min\n" in dropin) is known
-
-
-@pytest.mark.skipif(shutil.which("systemctl") is None, reason="needs systemctl")
-def test_the_version_of_systemd_is_read() -> None:
-    assert install.systemd_version() > 200
 
 
 @pytest.mark.parametrize("name", NAMES)

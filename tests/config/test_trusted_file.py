@@ -14,7 +14,7 @@ from podwatch.cli.find_daemon import locate, read_hints
 from podwatch.config.loading import load_settings
 from podwatch.config.trusted_files import fuse_user, read_trusted
 from podwatch.domain.errors import ConfigurationError
-from podwatch.system.endpoint import own_endpoint, write_endpoint
+from podwatch.system.endpoint import RUNTIME_LINK, own_endpoint, write_endpoint
 from tests.support.strangers import UID, needs_root
 
 TEXT = 'run_id = "r"\nstate_dir = "/s"\n[trainer]\noutput_dir = "/o"\n'
@@ -132,12 +132,12 @@ def test_another_users_file_in_the_current_directory_leads_no_command_to_his_dae
     """Without a daemon, commands look at ./podwatch.toml. His names a state directory with a living endpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("podwatch.cli.find_daemon.USUAL_CONFIGS", ("podwatch.toml",))
-    real = find_daemon.runtime_roots  # without this machine's own /run/podwatch and /var/lib/podwatch
-    monkeypatch.setattr(
-        find_daemon, "runtime_roots", lambda *given: [root for root in real(*given) if root.is_relative_to(tmp_path)]
-    )
-    (tmp_path / "his" / "run" / "x").mkdir(parents=True)
-    write_endpoint(tmp_path / "his" / "run" / "x", own_endpoint("x", started_wall=1.0))
+    monkeypatch.setattr(find_daemon, "searched", lambda _: [])  # without this machine's own /run/podwatch
+    runtime, link = tmp_path / "his" / "run" / "x", tmp_path / "his" / "x" / RUNTIME_LINK
+    for directory in (runtime, link.parent):
+        directory.mkdir(parents=True)
+    link.symlink_to(runtime)
+    write_endpoint(runtime, own_endpoint("x", started_wall=1.0))
     file = tmp_path / "podwatch.toml"
     file.write_text(f"state_dir = {json.dumps(str(tmp_path / 'his'))}\n")
     assert locate("x", "", {}) is not None  # ours would be followed

@@ -87,7 +87,7 @@ class World:
         }  # fmt: skip
         provider = ProviderConfiguration(command=("x",))
         self.configuration = ControllerConfiguration(
-            run_id="run", store="b2://bucket", providers={"vast": provider}, records=self.path / "records.json",
+            run_id="run", store="b2://bucket", provider=provider, records=self.path / "records.json",
             **values,  # type: ignore[arg-type]
         )  # fmt: skip
         self.controller = self.started()
@@ -106,11 +106,11 @@ class World:
         file = RecordFile(self.configuration.records_path, "run", TAG)
         records = file.load()
         view = RunView(self.store, KEYS, self, records.controller)
-        return Controller(self.configuration, view, file, records, {"vast": self}, self)
+        return Controller(self.configuration, view, file, records, self, self)
 
     def list(self, run_id: str) -> Listing:
         if self.chance("unknown"):
-            raise ProviderError("list failed", where="vast")
+            raise ProviderError("list failed")
         if self.chance("liar"):
             return Listing("me")
         shown = [m for m in self.living() if m.listed and self.now >= m.shown_at]
@@ -120,7 +120,7 @@ class World:
         self, run_id: str, generation: int, label: str, max_price: float, env: Mapping[str, str]
     ) -> tuple[str, float]:
         if self.chance("refuse"):
-            raise ProviderError("no offer", where="vast", no_offer=True)
+            raise ProviderError("no offer")
         self.requests += 1
         recorded = [m.number for m in self.file().load().machines]
         if generation not in recorded:
@@ -128,19 +128,19 @@ class World:
         if others := [m.id for m in self.living() if m.label.startswith("podwatch:run:") and m.label.endswith(TAG)]:
             self.problems.append(f"{self.now:.0f}: machine {generation} was requested beside {others}")
         if self.chance("lost"):
-            raise OutcomeUnknown("nothing was created, and nobody knows", where="vast")
+            raise OutcomeUnknown("nothing was created, and nobody knows")
         made = [self.rent(label, max_price * self.dice.uniform(0.3, 1.0)) for _ in range(1 + self.chance("twice"))]
         late = self.now + self.dice.uniform(0, 240) if self.chance("late") else 0.0
         for machine in made:
             machine.shown_at = late
         if self.chance("unknown"):
-            raise OutcomeUnknown("no answer", where="vast")
+            raise OutcomeUnknown("no answer")
         made[0].listed = not self.chance("unlisted")  # only of the one that the answer names: no list has to show it
         return made[0].id, made[0].price
 
     def destroy(self, machine: str, label: str) -> None:
         if self.chance("unknown"):
-            raise ProviderError("no", where="vast")
+            raise ProviderError("no")
         found = next(m for m in self.machines if m.id == machine)
         if found.label != label or not label.endswith(TAG) or not label.startswith("podwatch:run:"):
             self.problems.append(f"{machine} with the label {found.label} was destroyed")

@@ -16,7 +16,6 @@ from podwatch.domain.facts import (
     NOT_SEARCHED,
     Facts,
     Inventory,
-    Leaving,
     NodesOfRun,
     PendingEvaluation,
     Trainer,
@@ -74,7 +73,6 @@ IN_STORE = StoredCheckpoint(45, "r45", "b", 1, 1)
 SUPERSEDED = leased(LeaseAction.SUPERSEDED, "pod b has taken the run over", stop=True)
 
 CASES: dict[str, Case] = {
-    "podwatch_leaves": Case({"leaving": Leaving("SIGTERM")}),
     "another_supervisor_holds_the_run": Case({"search": searched(lock_holder="pid 9 holds the run lock")}),
     "a_stop_is_unfinished": Case({"trainer": OURS}, STOPPING),
     "podwatch_only_watches": Case({}, PAUSED),
@@ -128,19 +126,6 @@ def test_of_two_neighbours_the_first_wins(first: str, second: str) -> None:
 # -- the rows ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_podwatch_that_leaves_touches_nothing() -> None:
-    for more in (Case(), CASES["a_finding_asks"], CASES["a_stop_is_unfinished"], CASES["our_trainer_lives"]):
-        assert CASES["podwatch_leaves"].over(more).decision.rests
-
-
-def test_a_preempted_one_ends_training_once_the_newest_save_is_safe() -> None:
-    waits = Case({"trainer": OURS, "leaving": Leaving("preempted", preempted=True)})
-    assert waits.decision.rests
-    ends = Case({"trainer": OURS, "leaving": Leaving("preempted", preempted=True, saves_are_safe=True)})
-    assert isinstance(ends.decision.action, Stop)
-    assert Case({"leaving": Leaving("preempted", preempted=True, saves_are_safe=True)}).decision.rests
-
-
 def test_a_recorded_stop_is_finished_also_while_paused() -> None:
     case = Case({"trainer": OURS}, {**STOPPING, **PAUSED})
     assert case.decision.action == Stop("s1", "the engine died")
@@ -184,8 +169,6 @@ def test_a_trainer_that_an_operator_started_after_the_run_was_lost_is_theirs() -
     assert isinstance(lost.decision.action, Stop)
     theirs = Case({"trainer": replace(OURS, attached=True), "store": SUPERSEDED}, {"yielded": True})
     assert theirs.decision.rests
-    ended = Case({"trainer": OURS, "nodes": NodesOfRun(ended="node 1 failed")})
-    assert ended.decision.action == Stop("s1", "node 1 failed")
 
 
 def test_a_stop_waits_for_the_save_that_was_asked_for() -> None:
@@ -365,7 +348,6 @@ def test_while_another_pod_may_train_this_one_waits() -> None:
     assert "podwatch start" in asks.decision.fix
     assert isinstance(Case({}, {"despite_store": True}).over(asks).decision.action, Start)
     assert watching.over(Case({}, {"despite_store": True})).decision.rests
-    assert Case({"nodes": NodesOfRun(waits="node 1 has not reported")}).decision.rests
 
 
 def test_a_wait_for_the_next_try_ends_and_does_not_hide_a_question() -> None:
@@ -552,7 +534,6 @@ RUNS = st.fixed_dictionaries(
     }
 )
 EVALUATIONS = st.one_of(st.none(), st.builds(PendingEvaluation, st.just("step 40"), st.booleans(), st.booleans()))
-NODES = (NodesOfRun(), NodesOfRun("node 1 failed"), NodesOfRun(waits="node 1"), NodesOfRun(follows=True))
 EVERYTHING = st.builds(
     Case,
     st.fixed_dictionaries(
@@ -567,17 +548,7 @@ EVERYTHING = st.builds(
             "evaluation": st.one_of(
                 st.none(), st.builds(PendingEvaluation, st.just("step 40"), st.booleans(), st.booleans())
             ),
-            "nodes": st.sampled_from(
-                [
-                    None,
-                    None,
-                    NodesOfRun(),
-                    NodesOfRun("node 1 failed"),
-                    NodesOfRun(waits="node 1"),
-                    NodesOfRun(follows=True),
-                ]
-            ),
-            "leaving": st.sampled_from([None, None, None, Leaving("SIGTERM"), Leaving("preempted", True, True)]),
+            "nodes": st.sampled_from([None, None, NodesOfRun(), NodesOfRun(follows=True)]),
             "unwritable": st.sampled_from(["", "", "run.json cannot be written"]),
             "acting": st.sampled_from(["", "start"]),
             "misfits": st.sampled_from([{}, {40: "8 processes saved it"}]),
@@ -626,16 +597,13 @@ def test_there_is_always_one_decision(case: Case) -> None:
 
 @given(EVERYTHING)
 @hypothesis_settings(max_examples=200)
-def test_a_podwatch_that_leaves_or_only_watches_acts_on_nothing(case: Case) -> None:
+def test_a_podwatch_that_only_watches_acts_on_nothing(case: Case) -> None:
     decision, now = case.decision, case.now()
     run, action = now.run, decision.action
-    if now.facts.leaving is not None:
-        assert action is None or now.facts.leaving.preempted
-        assert decision.edit is None
     finishes = isinstance(action, Stop) and run.stopping is not None and run.stopping.start_id == action.start_id
     held_back = run.pause is not None or now.settings.mode == "observe"
     asked = run.requested
-    if now.facts.leaving is None and not finishes and ((held_back and not asked) or now.facts.unwritable):
+    if not finishes and ((held_back and not asked) or now.facts.unwritable):
         assert action is None or isinstance(action, Attach)
         assert decision.edit is None
 

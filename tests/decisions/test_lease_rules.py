@@ -44,10 +44,6 @@ ROWS = {
     "an earlier life of this pod": (replace(WATCHING, other_holder=ME), A.CLAIM, 4, False, False),
     "before a reboot": (replace(WATCHING, other_holder=replace(ME, boot_id="b0")), A.WATCH, 3, True, False),
     "taken over": (replace(WATCHING, take_over=True), A.CLAIM, 4, False, False),
-    "control.json names another": (
-        replace(HOLDING, control=Control(holder="there")), A.ASSIGNED_ELSEWHERE, 4, True, True,
-    ),
-    "control.json names this one": (replace(WATCHING, control=Control(holder="here")), A.CLAIM, 4, True, False),
     "a claim that settles": (replace(HOLDING, own=OwnClaim(MINE, waited=149.0)), A.SETTLE, 4, True, False),
     "one that trains meanwhile": (
         replace(HOLDING, own=OwnClaim(MINE, at_once=True, waited=1.0)), A.SETTLE, 4, False, False,
@@ -72,7 +68,7 @@ ROWS = {
         replace(NEW, beat=beat(OTHER, THEIRS, "released"), pointed=5), A.WATCH, 5, True, False,
     ),
     "control.json stops training on the holder": (
-        replace(HOLDING, control=Control("stopped", "", "by hand")), A.HOLD, 4, True, True,
+        replace(HOLDING, control=Control("stopped", "by hand")), A.HOLD, 4, True, True,
     ),
     "a pointer of a higher generation": (replace(HOLDING, pointed=9), A.SUPERSEDED, 9, True, True),
     "second in its generation": (

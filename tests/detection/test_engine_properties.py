@@ -34,7 +34,6 @@ from tests.drivers.detection import (
     ProgressSource,
     Reading,
     SensorState,
-    ServerKind,
     Snapshot,
     Supervision,
     TrainerSample,
@@ -270,7 +269,7 @@ trainers = st.builds(
 servers = st.builds(
     InferenceSample, st.sampled_from([URL, "x", ""]), st.sampled_from(Health), st.none() | small,
     st.none() | numbers, st.none() | numbers, st.none() | numbers, st.none() | st.sampled_from(Liveness),
-    st.none() | st.booleans(), st.sampled_from(ServerKind), st.booleans(),
+    st.none() | st.booleans(), st.booleans(),
 )  # fmt: skip
 samples = st.builds(
     ProgressSample, st.sampled_from(ProgressSource), st.sampled_from(["trainer", "orchestrator", "x"]), times,

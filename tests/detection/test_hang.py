@@ -16,7 +16,6 @@ from tests.drivers.detection import (
     ProgressSample,
     ProgressSource,
     SensorState,
-    ServerKind,
     Severity,
     Snapshot,
     Verdict,
@@ -255,14 +254,14 @@ def test_a_hole_in_the_view_is_no_silence() -> None:
 
 def test_a_router_that_answers_says_nothing_about_its_engines() -> None:
     found = world()
-    found.inference[URL] = replace(found.inference[URL], kind=ServerKind.ROUTER)
+    found.inference[URL] = replace(found.inference[URL], generation_tokens_total=None, requests_running=None)
     found.quiet(60)
     found.memory[0] = 0
     found.quiet(60)
     (health,) = (e for e in found.findings[0].evidence if e.signal == "health")
     assert (health.agreement, "router" in health.value) == (Agreement.UNAVAILABLE, True)
     engine = "http://127.0.0.1:8100"
-    found.inference[engine] = InferenceSample(engine, Health.OK)
+    found.inference[engine] = InferenceSample(engine, Health.OK, generation_tokens_total=0.0)
     found.memory[0] = 60 * GIB
     found.quiet(60)
     found.memory[0] = 0

@@ -13,8 +13,8 @@ from podwatch.domain.facts import Facts
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import Journal
-from podwatch.reporting.daemon_view import DaemonView
-from podwatch.reporting.status import build_status
+from podwatch.report.daemon_view import DaemonView
+from podwatch.report.status import build_status
 from tests.detection.looks import GIB, world
 
 ABOUT = ("run-a prime-rl", "[0] [1]")

@@ -93,6 +93,19 @@ def test_without_a_503_the_end_of_the_server_counts() -> None:
     assert REFUSED_SECONDS <= proven(found) <= REFUSED_SECONDS + 1.0
 
 
+def test_a_router_that_answers_503_does_not_speak_for_its_engines() -> None:
+    """Without counters it is no engine's own server: 503 alone does not take the place of the server's end."""
+    found = world(gpu__hold=HOLD)
+    found.booted = BOOTED
+    found.inference[URL] = replace(found.inference[URL], generation_tokens_total=None, requests_running=None)
+    found.quiet(120)
+    found.poll = 0.5
+    engine_dies(found)
+    found.quiet(LONG)
+    server_ends(found)
+    assert proven(found) <= REFUSED_SECONDS + 1.0
+
+
 def test_its_own_log_may_say_so_while_its_process_lingers() -> None:
     found = healthy()
     engines = found.engines

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.records import CheckpointRecord, RecordedFile
-from podwatch.controller.records import Bill, ControllerRecords, MachineRecord
+from podwatch.controller.records import ControllerRecords, MachineRecord
 from podwatch.controller.run_view import ControllerClaim
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
@@ -25,7 +25,7 @@ from podwatch.domain.lease import (
 from podwatch.domain.nodes import GangEnd, GangRecord, NodeFailure, Report
 from podwatch.domain.status_document import Status
 from podwatch.recording.last_day import Moment
-from podwatch.reporting.status import build_status
+from podwatch.report.status import build_status
 from podwatch.store.documents import (
     RunPointer,
     SaveExports,
@@ -34,10 +34,10 @@ from podwatch.store.documents import (
 )
 from podwatch.store.runs.reading import ArchiveRecord
 from podwatch.store.runs.start_record import LeftOut, StartFile, StoredStart
-from tests.reporting import views
+from tests.report import views
 
 HOST, SHA, WHERE = Host("m", "n", ("GPU-1",)), "sha1:" + "a" * 40, Instance("slurm", "7", "0", "n1", "label")
-MACHINE = MachineRecord(3, "vast", 2.0, 1.0, bills=(Bill("vast", "m", 1.0, 2.0),))
+MACHINE = MachineRecord(3, 2.0, 1.0, "m", 1.0)
 FILE = StartFile("/root/a.toml", "aa-a.toml", "a" * 64, 3, "0755", True)
 SAMPLES: list[Document] = [
     SaveIntent(
@@ -55,7 +55,7 @@ SAMPLES: list[Document] = [
         end=HeartbeatEnd("stopped", 65, "command", "text"), account=AccountTotals(failures=3),
         last_digest_at="now",
     ),
-    Control("stopped", "pod-1", "why"),
+    Control("stopped", "why"),
     RunVerdict(
         "digest", LastEnd(65, "gave-up", "why", "command", 1.0, 40, "pod-1", WHERE), 2, 1.0, 2.0, 40, "line",
         OpenAttempt("id", 1.0, "pod-1", True), (BadHost(HOST, "why", 1.0, 2.0, 1),), "job", Suspect(HOST, 2),

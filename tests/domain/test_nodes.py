@@ -2,8 +2,8 @@
 
 import pytest
 
+from podwatch.domain.engine_and_attempt import place_of
 from podwatch.domain.errors import ConfigurationError, ExitCode
-from podwatch.domain.node_from_engine import place_of
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_NNODES": "2", "SLURM_NODEID": "1"}  # fmt: skip

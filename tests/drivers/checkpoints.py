@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from podwatch.app.backup import exports
 from podwatch.checkpoints import inspect_child, prime_rl
 from podwatch.checkpoints.checkpoint_identity import own_files, recorded
 from podwatch.checkpoints.command import Command
@@ -33,7 +34,6 @@ from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import choose, layout_of, make_layout, recognise
 from podwatch.checkpoints.trainers import recognised as _recognised
 from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSettings
-from podwatch.daemon.backup import exports
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
 from podwatch.system.pinned_directories import PinnedTree

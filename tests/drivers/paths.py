@@ -15,11 +15,11 @@ import pytest
 
 import podwatch.system.files
 import podwatch.system.pinned_directories
+from podwatch.app.backup.outbox import Outbox, OutgoingSave, outgoing_files
 from podwatch.checkpoints.known_checkpoints import SetContents
 from podwatch.checkpoints.shapes import PartDir, PartFiles, Tracker
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.cli.checkpoints import quarantine_line
-from podwatch.daemon.backup.outbox import Outbox, OutgoingSave, outgoing_files
 from podwatch.disk.leftovers import Measurements, quarantine_entries
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.disk.remove import Remover

@@ -17,12 +17,12 @@ from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import Desired
 from podwatch.hooks import evaluation, evaluations_in_one_stop
+from podwatch.hooks import evaluations_due as policy_module
 from podwatch.hooks.evaluation import Evaluations, Room
+from podwatch.hooks.evaluations_due import Result, Target
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
 from podwatch.hooks.hook_runner import Desk
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy import evaluation as policy_module
-from podwatch.policy.evaluation import Result, Target
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 

@@ -17,8 +17,8 @@ from podwatch.domain.errors import HostError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.hooks import hook_runner
+from podwatch.hooks.occasions import INTERRUPTED_AT_MOST
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.hooks import INTERRUPTED_AT_MOST
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 

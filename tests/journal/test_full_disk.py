@@ -1,4 +1,4 @@
-"""A really full filesystem (a small tmpfs): records still get through on the reserved room."""
+"""A really full file system (a small tmpfs): what happens is remembered, and is on the disk once there is room."""
 
 import ctypes
 import os
@@ -16,10 +16,10 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """12 MiB of tmpfs; skipped where mounting is not allowed."""
+    """6 MiB of tmpfs; skipped where mounting is not allowed."""
     target = tmp_path / "small"
     target.mkdir()
-    if LIBC.mount(b"tmpfs", os.fsencode(target), b"tmpfs", 0, b"size=12m") != 0:
+    if LIBC.mount(b"tmpfs", os.fsencode(target), b"tmpfs", 0, b"size=6m") != 0:
         pytest.skip("mounting a tmpfs is not allowed here")
     yield target
     LIBC.umount2(os.fsencode(target), 2)
@@ -41,65 +41,37 @@ def note(n: int) -> Event:
     return Event(EventName.PRUNED, float(n), f"number {n}")
 
 
-def test_writes_go_on_at_zero_bytes_free(small: Path) -> None:
-    journal = Journal.open(small / "j.sqlite")
-    fill(small)
-    for n in range(1000):
-        journal.record("hook:a", {"n": n})
-        journal.record("hook:a", {"n": n, "done": True})
-        assert journal.add_event(note(n)).id > 0
-    assert journal.dropped == 0
-    journal.close()
-
-
-def test_a_restart_at_zero_bytes_free_still_writes(small: Path) -> None:
-    journal = Journal.open(small / "j.sqlite")
+def test_what_happens_meanwhile_is_known_and_comes_to_the_disk(small: Path) -> None:
+    path = small / "j.sqlite"
+    journal = Journal.open_for_guard(path)
     journal.add_event(note(0))
-    journal.close()
+    journal.learn("known", "before")
+    old = journal.open_incident("hang", "before")
     fill(small)
-    again = Journal.open(small / "j.sqlite")
-    assert again.rebuilt == ""
-    assert len(again.events()) == 1
-    for n in range(200):
-        again.record("end-pod", {"n": n})
-    again.close()
-
-
-def test_a_full_disk_and_no_ballast_still_opens_what_is_there(small: Path) -> None:
-    journal = Journal.open(small / "j.sqlite")
-    journal.record("end-pod", {"n": 1})
-    journal.close()
-    (small / "j.sqlite.ballast").unlink()
-    (small / "j.sqlite-shm").write_bytes(b"")
-    spare = small / "spare"
-    spare.write_bytes(b"x" * 64 * 1024)
-    fill(small)
-    spare.unlink()
-    again = Journal.open(small / "j.sqlite")
-    assert again.learned("end-pod") == {"n": 1}
-    again.close()
-
-
-def test_when_even_the_reserve_is_used_up_events_are_counted_and_records_refused(small: Path) -> None:
-    journal = Journal.open(small / "j.sqlite")
-    fill(small)
-    padding = "x" * 200_000
-    refused = False
-    for n in range(100):
-        try:
-            journal.record(f"padding {n}", padding)
-        except HostError as error:
-            refused = "no space left" in str(error)
-            fill(small)
-            if journal.add_event(Event(EventName.PRUNED, 1.0, padding)).id == 0:
-                break
-    assert refused
-    assert journal.dropped > 0
-    # An incident may need a page less than the event that found no room.
-    assert any(journal.open_incident("hang", padding).id == 0 for _ in range(10))
+    for n in range(1, 1001):
+        assert journal.add_event(note(n)).id > 0
+    journal.learn("known", "meanwhile")
+    journal.update_incident(old.id, closed_wall=5.0)
+    assert journal.obstacle is not None
+    assert not journal.obstacle.blank
+    assert "no space left" in journal.obstacle.what
+    assert journal.dropped == 0
+    assert len(journal.events()) == 1000
+    assert journal.events(after_id=1)[0].message == "number 1"
+    with pytest.raises(HostError, match="no space left"):
+        journal.return_to_disk()
+    with pytest.raises(HostError, match="cannot be recorded now"):
+        journal.record("hook:a", {})
+    assert journal.add_event(note(1001)).id > 0, "a return that failed changes nothing"
     (small / "filler").unlink()
-    journal.record("again", padding)
+    journal.return_to_disk()
+    journal.record("hook:a", {"n": 1})
     journal.close()
+    again = Journal.open(path)
+    assert [e.message for e in again.events(limit=2000)] == [f"number {n}" for n in range(1002)]
+    assert again.learned("known") == "meanwhile"
+    assert [i.closed_wall for i in again.incidents()] == [5.0]
+    again.close()
 
 
 def test_a_full_disk_at_the_first_start_is_a_clear_error(small: Path) -> None:

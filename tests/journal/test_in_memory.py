@@ -1,4 +1,4 @@
-"""The journal without its database: it remembers what it can, and goes back to the disk once that is possible."""
+"""The journal without its database: one in memory takes its place until the database can be used again."""
 
 import sqlite3
 import stat
@@ -57,14 +57,14 @@ def locked(path: Path) -> Callable[[], object]:
     return holder.close
 
 
-@pytest.mark.parametrize("obstacle", [directory, newer, locked])
+@pytest.mark.parametrize("obstacle", [directory, newer])
 def test_at_the_start(tmp_path: Path, obstacle: Callable[[Path], Callable[[], object]]) -> None:
     path = tmp_path / "state" / "journal.sqlite"
     highest = before(path)
     remove = obstacle(path)
     journal = Journal.open_for_guard(path)
     assert journal.obstacle is not None
-    assert journal.obstacle.in_memory
+    assert journal.obstacle.blank
     seen = journal.add_event(note(10))
     assert seen.id > highest, "whoever reads on from an id misses nothing"
     incident = journal.open_incident("hang", "meanwhile")
@@ -107,50 +107,54 @@ def test_a_database_that_is_damaged_while_it_is_used_gives_way_to_an_empty_one(t
     path.with_name("other").write_bytes(b"no database" * 1000)
     assert journal.events() == []
     assert journal.obstacle is not None
-    assert journal.obstacle.in_memory
+    assert journal.obstacle.blank
     assert journal.add_event(note(2)).id > 0
     journal.return_to_disk()
     assert [e.message for e in journal.events()] == ["number 1", "number 2"]
     journal.close()
 
 
-def test_a_database_that_cannot_be_written_is_read_on_and_writes_are_counted(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_written_is_copied(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal.open_for_guard(path)
     first = journal.add_event(note(1))
+    journal.learn("known", 1)
     journal._connection.execute("PRAGMA query_only = 1")
-    assert journal.add_event(note(2)).id == 0
-    assert journal.dropped == 1
+    second = journal.add_event(note(2))
+    assert second.id == first.id + 1
     assert journal.obstacle is not None
-    assert not journal.obstacle.in_memory
-    assert journal.events() == [first]
+    assert not journal.obstacle.blank
+    assert journal.events() == [first, second]
+    journal.learn("known", 2)
     with pytest.raises(HostError):
         journal.record("hook:a", {})
     journal.return_to_disk()
     assert journal.obstacle is None, "that connection could only read; a new one can write"
-    assert journal.add_event(note(3)).id > first.id
+    assert journal.add_event(note(3)).id == second.id + 1
+    assert journal.learned("known") == 2, "whoever learned it knew what was before"
     journal.close()
 
 
-def test_a_database_that_another_process_locks_meanwhile_is_waited_for_once(tmp_path: Path) -> None:
+def test_a_database_that_another_process_locks_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("podwatch.journal.open_database.BUSY_SECONDS", 0.5)
     path = tmp_path / "journal.sqlite"
     journal = Journal.open_for_guard(path)
-    first = journal.add_event(note(1))
+    journal.add_event(note(1))
     unlock = locked(path)
-    journal.add_event(note(2))
     began = time.monotonic()
-    for number in range(3, 20):
+    for number in range(2, 20):
         journal.add_event(note(number))
-    assert journal.events() == [first]
-    assert time.monotonic() - began < 2.0
-    assert journal.dropped == 18
+    assert time.monotonic() - began < 5.0
     assert journal.obstacle is not None
-    assert not journal.obstacle.in_memory
+    assert not journal.obstacle.blank
+    with pytest.raises(HostError, match="locked"):
+        journal.return_to_disk()
     unlock()
     journal.return_to_disk()
     assert journal.obstacle is None
-    assert journal.add_event(note(20)).id == first.id + 1
-    assert journal._connection.execute("PRAGMA busy_timeout").fetchone() == (5000,)
+    assert [e.message for e in journal.events()] == [f"number {n}" for n in range(1, 20)]
     journal.close()
 
 

@@ -1,7 +1,6 @@
 """What users install: the source distribution builds the same wheel as the tree, and the wheel alone is podwatch. Each
 way of docs/pods.md to install it, for real, from the wheel and from the source distribution."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -113,8 +112,8 @@ def works(podwatch: Path, home: Path, env: dict[str, str]) -> None:
         (home / "podwatch.toml").write_text(text)
         shown = run(podwatch, "-c", home / "podwatch.toml", "install", "--dry-run", cwd=home, **env)
         assert "would write /etc/systemd/system/podwatch.service" in shown, shown
-    document = json.loads(run(podwatch, "-c", home / "podwatch.toml", "uninstall", "--json", cwd=home, **env))
-    (program,) = [other["text"] for other in document["others"] if other["kind"] == "program"]
+    listed = run(podwatch, "-c", home / "podwatch.toml", "uninstall", "--dry-run", cwd=home, **env)
+    (program,) = [line for line in listed.splitlines() if line.startswith("  program ")]
     assert str(podwatch.resolve().parents[1]) in program
 
 

@@ -7,7 +7,6 @@ import pytest
 from podwatch.recovery import stale_files
 from tests.support.recovery_world import World
 from tests.support.rig import end_all, naming
-from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
 
 
 @pytest.fixture(autouse=True)

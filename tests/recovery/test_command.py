@@ -17,8 +17,8 @@ from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.run import StartRecord
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Supervision
-from podwatch.policy.command_diff import differences, grouped
 from podwatch.recovery.command_changed import Difference, RunningCommand, renamed
+from podwatch.recovery.command_diff import differences, grouped
 from podwatch.system.procfs import identify
 
 words = st.sampled_from(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon.status_view import recovery_view
+from podwatch.app.status_view import recovery_view
 from podwatch.domain.event import EventName
 from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import FindingKind

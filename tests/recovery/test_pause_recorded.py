@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.daemon.pause import Maintenance
+from podwatch.app.pause import Maintenance
 from podwatch.domain.errors import HostError
 from podwatch.domain.run import Pause
 from podwatch.recovery import Phase

@@ -12,6 +12,7 @@ import pytest
 from podwatch.checkpoints.known_checkpoints import CHANGED, InspectionUnanswered
 from podwatch.domain.errors import HostError
 from podwatch.domain.finding import FindingKind
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired
 from podwatch.recovery import Phase
 from podwatch.recovery.choose import INSPECTIONS, Choice
@@ -104,16 +105,18 @@ async def test_a_request_that_is_cancelled_gives_the_interrupted_act_back(world:
 
 
 async def test_nothing_begins_once_podwatch_leaves(world: World) -> None:
+    """What is requested in its last moments is recorded for the next podwatch."""
     podwatch = await running(world)
-    slow_look(podwatch, lambda: None)
-    request = asyncio.create_task(podwatch.recovery.requests.restart())
-    await asyncio.sleep(0.02)
-    await podwatch.recovery.close()
+    podwatch.recovery.leave()
     before = (world.alive(), len(world.plans))
-    await asyncio.wait([request])
+    await podwatch.recovery.requests.restart()
+    podwatch.see(8, finding=death(FindingKind.SILENT_DEATH))
     await asyncio.sleep(0.05)
-    await podwatch.quiet()
+    await podwatch.recovery.close()
     assert (world.alive(), len(world.plans)) == before
+    recorded = podwatch.recorded()
+    assert recorded.stopping is not None
+    assert not [start for start in recorded.starts if start.counted]
     await podwatch.journal.close()
 
 
@@ -151,9 +154,9 @@ async def test_a_set_that_is_removed_while_it_is_chosen_is_not_started_from(
     monkeypatch.setattr(podwatch.catalogue, "verify", prune_then_verify)
     start = podwatch.recovery.starter.start
 
-    async def watched(choice: Choice) -> tuple[TrainerHandle, Attempt]:
+    async def watched(choice: Choice, still_asked: Callable[[RunState], bool]) -> tuple[TrainerHandle, Attempt]:
         protected.append(podwatch.recovery.state.protect)
-        return await start(choice)
+        return await start(choice, still_asked)
 
     monkeypatch.setattr(podwatch.recovery.starter, "start", watched)
     podwatch.see(17, finding=death())
@@ -295,9 +298,22 @@ async def test_a_completion_that_was_recorded_and_not_carried_out_is_carried_out
     await again.leave()
 
 
+async def test_a_stop_before_a_start_is_recorded_prevents_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    podwatch = Podwatch(world)
+    recovery = podwatch.recovery
+
+    async def repair(*_: object) -> None:
+        await recovery.performer.want(Desired.STOPPED)
+
+    monkeypatch.setattr(recovery.starter, "_repair", repair)
+    await recovery.begin()
+    await podwatch.until(Phase.STOPPED)
+    assert (world.plans, podwatch.recorded().desired) == ([], Desired.STOPPED)
+    await podwatch.leave()
+
+
 async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> None:
-    """``trainer.start_before`` takes minutes, and the pod may end in them. The first of two stops comes between the
-    making of the start's record and its writing."""
+    """``trainer.start_before`` takes minutes, and the pod may end in them."""
     podwatch = Podwatch(world)
     recovery, launcher = podwatch.recovery, podwatch.recovery.context.tools.launcher
     original, go, begun = launcher.start, asyncio.Event(), asyncio.Event()
@@ -307,22 +323,12 @@ async def test_a_stop_during_a_long_start_is_durable_at_once(world: World) -> No
         await go.wait()
         return await original(plan)
 
-    async def repair(*_: object) -> None:
-        await recovery.performer.want(Desired.STOPPED)
-
     object.__setattr__(launcher, "start", start)
     await recovery.begin()
-    object.__setattr__(recovery.starter, "_repair", repair)
     await begun.wait()
-
-    def durable() -> Desired:
-        return podwatch.recorded().desired
-
-    assert durable() is Desired.STOPPED, "the record of the start does not take it back"
-    await recovery.performer.want(Desired.RUNNING)
     stop = asyncio.create_task(recovery.requests.stop())
-    end = asyncio.get_running_loop().time() + 5
-    while durable() is not Desired.STOPPED:
+    end = asyncio.get_running_loop().time() + 20
+    while podwatch.recorded().desired is not Desired.STOPPED:
         assert asyncio.get_running_loop().time() < end, "only once the start has been made"
         await asyncio.sleep(0.005)
     go.set()

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon.status_view import recovery_view
+from podwatch.app.status_view import recovery_view
 from podwatch.detection.merge import Healing, fold, reported
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired, TrainerSample, observed
+from podwatch.job.exit_code import Blame
 from podwatch.journal import Journal
-from podwatch.policy.exit_code import Blame
-from podwatch.policy.restart import RestartHistory
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.observe import adopt
+from podwatch.recovery.restart_budget import RestartHistory
 from podwatch.trainer.base import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, Store, World, death, finished, index_of, stored
 
@@ -304,7 +304,7 @@ async def test_a_command_that_never_worked_gets_two_tries_and_is_to_blame(world:
     await podwatch.until(Phase.CONFIRMING)
     podwatch.see(finding=death())
     await podwatch.until(Phase.GAVE_UP)
-    assert podwatch.recovery.settled, "nothing is tried in an hour: daemon/end_of_run.py ends podwatch"
+    assert podwatch.recovery.settled, "nothing is tried in an hour: app/end_of_run.py ends podwatch"
     assert podwatch.recovery.context.blame is Blame.COMMAND
     assert len(world.plans) == 2
     assert world.alive() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.store.inventory import Inventory
-from tests.daemon.backup.backup_world import World
+from tests.app.backup.backup_world import World
 from tests.support.backup_lives import aims, live
 from tests.support.forking import in_child
 from tests.support.stored_somewhere import store

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podwatch.domain.snapshot import Health, InferenceSample, Liveness, SensorState, ServerKind
+from podwatch.domain.snapshot import Health, InferenceSample, Liveness, SensorState
 from podwatch.sensors.inference import InferenceSensor, sum_series
 from podwatch.system.clock import SystemClock
 from tests.sensors.waiting import until
@@ -115,7 +115,7 @@ async def test_a_healthy_server_and_its_counters(server: Server) -> None:
     (sample,) = (await first((server.url,))).value
     assert (sample.url, sample.health, sample.http_status) == (server.url, Health.OK, 200)
     assert (sample.requests_running, sample.generation_tokens_total) == (7.0, 2_000_000.0)
-    assert (sample.requests_waiting, sample.kind, sample.liveness) == (2.0, ServerKind.ENGINE, None)
+    assert (sample.requests_waiting, sample.liveness) == (2.0, None)
 
 
 async def test_an_address_with_v1_means_the_same_server(server: Server) -> None:
@@ -273,14 +273,3 @@ async def test_a_liveness_that_hangs_delays_nothing_else(server: Server, monkeyp
         await until(lambda: server.asked.count("/health") > before + 5, 2.9)
         await until(lambda: (s := only(sensor)) and s.liveness is Liveness.TIMEOUT)
         await sensor.stop()
-
-
-@pytest.mark.parametrize("path", ["/list_workers", "/workers"])
-async def test_a_router_is_told_by_its_list_of_workers(server: Server, path: str) -> None:
-    server.metrics_status = 404
-    server.routes = {path: (200, b'{"urls": []}')}
-    (sample,) = (await first((server.url,))).value
-    assert (sample.health, sample.kind) == (Health.OK, ServerKind.ROUTER)
-    server.routes = {}
-    (sample,) = (await first((server.url,))).value
-    assert sample.kind is ServerKind.ENGINE

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.app.backup.evidence import LogEnds, configs
 from podwatch.checkpoints.command import Command
-from podwatch.daemon.backup.evidence import LogEnds, configs
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
 from podwatch.recovery.start_plan import changed_configs, config_digests

@@ -1,61 +1,30 @@
-"""The files made without torch must pass the checks that real files pass, and fail them when cut."""
+"""The simulated checkpoints are whole in the eyes of podwatch and of the trainer, and neither takes a cut one."""
 
 from pathlib import Path
 
 import pytest
 
-from podwatch.checkpoints.formats import safetensors, torch_zip
-from podwatch.simulation.run_files import read_dcp, tensor_bytes, write_dcp, write_safetensors, write_torch_zip
-from tests.drivers.checkpoints import Inspection, judge, open_layout, values_in_torch_file
+from podwatch.checkpoints.formats import safetensors
+from podwatch.simulation.run_files import INDEX, load, save, tensor_bytes, write_safetensors
 
 
-@pytest.fixture
-def step(tmp_path: Path) -> Path:
-    (tmp_path / "step_5").mkdir()
-    return tmp_path / "step_5"
+def test_a_saved_checkpoint_loads_and_has_its_index_last(tmp_path: Path) -> None:
+    save(tmp_path, ranks=2, bytes_per_rank=200_000, seed=5)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert load(tmp_path) == sum(path.stat().st_size for path in shards)
+    assert len(shards) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {INDEX, *(path.name for path in shards)}
+    assert (tmp_path / INDEX).stat().st_mtime_ns >= max(path.stat().st_mtime_ns for path in shards)
 
 
-def verdict(directory: Path) -> Inspection:
-    found = judge(open_layout("dcp", directory.parent), 5)
-    assert found is not None
-    return found
-
-
-def test_a_dcp_directory_is_whole(step: Path) -> None:
-    save_id = write_dcp(step, ranks=2, bytes_per_rank=200_000, seed=5)
-    found = verdict(step)
-    assert (found.whole, found.reason, found.save_token, found.world_size) == (True, "", save_id, 2)
-    assert read_dcp(step) == sum(path.stat().st_size for path in step.glob("__*"))
-
-
-def test_a_cut_shard_is_seen_and_does_not_load(step: Path) -> None:
-    write_dcp(step, ranks=1, bytes_per_rank=100_000, seed=1)
-    shard = step / "__0_0.distcp"
+def test_a_cut_shard_and_a_missing_index_do_not_load(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path)
+    save(tmp_path, ranks=1, bytes_per_rank=100_000, seed=1)
+    shard = tmp_path / "rank_0.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert not verdict(step).whole
-    with pytest.raises(ValueError, match="not a whole checkpoint shard"):
-        read_dcp(step)
-
-
-def test_without_metadata_nothing_loads(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no \.metadata"):
-        read_dcp(tmp_path)
-
-
-def test_two_saves_of_a_step_differ_only_by_their_id(tmp_path: Path) -> None:
-    first = write_dcp(tmp_path, ranks=1, bytes_per_rank=50_000, seed=3)
-    content = (tmp_path / "__0_0.distcp").read_bytes()
-    assert write_dcp(tmp_path, ranks=1, bytes_per_rank=50_000, seed=3) != first
-    assert len((tmp_path / "__0_0.distcp").read_bytes()) == len(content)
-    assert not (tmp_path / ".metadata.tmp").exists()
-
-
-def test_progress_files_can_be_read_without_torch(tmp_path: Path) -> None:
-    path = tmp_path / "progress.pt"
-    write_torch_zip(path, {"progress": {"step": 40, "name": "x"}})
-    assert torch_zip.check(path) == ""
-    assert values_in_torch_file(path) == {"progress#": 2, "progress.step": 40, "progress.name": "x"}
-    assert [entry.name for entry in tmp_path.iterdir()] == ["progress.pt"]
+    with pytest.raises(ValueError, match="not a whole shard"):
+        load(tmp_path)
 
 
 def test_safetensors(tmp_path: Path) -> None:

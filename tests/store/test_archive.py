@@ -155,7 +155,7 @@ def test_a_pointer_that_moves_meanwhile_ends_it(world: World) -> None:
         (lambda store: [store.data.pop(k) for k in list(store.data) if "pointers/" in k], "no pointer"),
         (lambda store: store.data.pop(KEYS.save(40, "save40") + "manifest.json"), "manifest is not in the store"),
         (lambda store: store.data.pop(KEYS.save(40, "save40") + "checkpoint/sub/state"), "missing or different"),
-        (lambda store: store.put(KEYS.pointer(1, 9, "aa"), b"{"), "names no checkpoint"),
+        (lambda store: store.put(KEYS.pointer(1, 9, "aa"), b"{"), "cannot be read"),
         (lambda store: publisher_of(store, KEYS, 2).repoint(None, _author()), "started fresh"),
     ],
 )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.app.backup.connection import StoreConnection
 from podwatch.config.settings import Settings
-from podwatch.daemon.backup.connection import StoreConnection
 from podwatch.domain.errors import RemoteError
 from tests.support.clock import AutoClock
 

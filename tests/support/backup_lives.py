@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from podwatch.daemon.backup import connection, store_writer, uploads
+from podwatch.app.backup import connection, store_writer, uploads
 from podwatch.domain.errors import PodwatchError
 from podwatch.store.retention import RetentionRules
 from podwatch.store.transfer.start import Transfer
-from tests.daemon.backup.backup_world import MB, World, until
+from tests.app.backup.backup_world import MB, World, until
 
 PIECES = 6 * MB
 """Of a file of two pieces."""

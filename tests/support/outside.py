@@ -30,12 +30,12 @@ from podwatch.domain.errors import ExitCode
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.status_document import Overall, TrainingState
 from podwatch.hooks import hook_runner
+from podwatch.hooks.occasions import Occasion
+from podwatch.job.exit_code import Blame, Outcome
 from podwatch.journal import bundle
-from podwatch.policy.exit_code import Blame, Outcome
-from podwatch.policy.hooks import Occasion
 from podwatch.recovery.state import Phase
-from podwatch.reporting import deliver_notices
-from podwatch.reporting import metrics as exposition
+from podwatch.report import deliver_notices
+from podwatch.report import metrics as exposition
 from podwatch.store import documents as stored
 from podwatch.store.runs.reading import ArchiveRecord
 from podwatch.store.verify import Proof
@@ -122,7 +122,6 @@ def enums() -> dict[str, list[str]]:
         "gpu state": snapshot.GpuState,
         "server health": snapshot.Health,
         "server liveness": snapshot.Liveness,
-        "server kind": snapshot.ServerKind,
         "step source": snapshot.ProgressSource,
         "process role": process.ProcessRole,
         "completeness": Completeness,

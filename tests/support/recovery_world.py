@@ -28,10 +28,10 @@ from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, StepS
 from podwatch.checkpoints.trainer import Trainer
 from podwatch.config.settings import Policies, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.engine_and_attempt import Place
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
-from podwatch.domain.node_from_engine import Place
 from podwatch.domain.process import (
     ExitStatus,
     FoundTree,

@@ -26,7 +26,6 @@ from typing import Any
 
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.process import ProcessIdentity
-from podwatch.journal import open_database
 from podwatch.recovery import Phase, stale_files
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
@@ -270,8 +269,7 @@ def work(root: Path, what: str, count: int, seed: int, worker: int) -> None:
 
 
 def main(root: Path, what: str, count: int, seed: int) -> int:
-    # Full disks are the journal's own tests; and a test says nothing about what lies in this machine's /dev/shm.
-    open_database.RESERVED_PAGES, open_database.BALLAST_BYTES = 8, 4096
+    # A test says nothing about what lies in this machine's /dev/shm.
     stale_files.PLACES = []  # type: ignore[misc]
 
     def share(worker: int) -> Callable[[], Awaitable[None]]:

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
+from podwatch.app.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.checkpoints.file_events import Watcher
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.config.settings import DiskSettings
-from podwatch.daemon.checkpoint_loop import Announced, CheckpointLoop, Rescans
 from podwatch.disk.leftovers import Measurements
 from podwatch.disk.plan import RemovalPlan
 from podwatch.disk.prune import Pruner, RemovalRules

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon.paths_and_run_lock import run_paths
+from podwatch.app.paths_and_run_lock import run_paths
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.store.restore.staging import _lock
 from podwatch.system.files import FileLock

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.daemon.end_of_run import refuse_beside_earlier_attempt
+from podwatch.app.end_of_run import refuse_beside_earlier_attempt
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs

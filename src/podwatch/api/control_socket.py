@@ -1,4 +1,4 @@
-"""The control socket: JSON lines over a Unix socket, for the daemon's user and root only.
+"""The control socket: one JSON line and its answer per connection to a Unix socket, for the daemon's user and root.
 
 Request ``{"id", "method", "params"}``; answer ``{"id", "ok": true, "result"}`` or ``{"id", "ok": false, "error":
 {"what", "where", "fix", "exit_code"}}``. A request continues after its client disconnects.
@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,6 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 READ_ONLY = frozenset({"status"})
 """Methods for every local user who can reach the socket."""
 MAX_LINE = 64 << 10
-MAX_CONNECTIONS = 32
-ACCEPT_AT_ONCE = 8
-"""Small, so that a connection survives the two rounds of accepting until its first line is read."""
 BACKLOG = 256
 IDLE_SECONDS = 30.0
 _SAFE_PATH = 100
@@ -40,38 +37,32 @@ _SAFE_PATH = 100
 class ControlServer:
     """Listens at ``path``. Its directory is created 0700, or must be owned by podwatch's user.
 
-    Root, podwatch's user and ``allow_uids`` can call every method. ``on_error`` gets the exceptions of handlers that
-    are no PodwatchErrors; the client gets only an internal error.
+    Root and podwatch's user can call every method. ``on_error`` gets the exceptions of handlers that
+    are no PodwatchErrors; the client gets only an internal error. A client has ``idle_seconds`` for its request. The
+    number of clients has no limit: who can open the socket can also end podwatch.
     """
 
     def __init__(
         self,
         path: Path,
         handlers: Mapping[str, Handler],
-        allow_uids: Collection[int] = (),
         *,
         idle_seconds: float = IDLE_SECONDS,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
         self._path = path
         self._handlers = dict(handlers)
-        self._trusted = frozenset({0, os.geteuid(), *allow_uids})
+        self._trusted = frozenset({0, os.geteuid()})
         self._idle_seconds = idle_seconds
         self._on_error = on_error
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._idle: dict[asyncio.StreamWriter, None] = {}
-        """Connections without a request in progress, the oldest first."""
-        self._open: set[asyncio.StreamWriter] = set()
         self._calls: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def start(self) -> None:
         """Listen. Raises HostError or PermissionDenied if the socket cannot be created."""
         listener = _listen(self._path)
-        self._server = await asyncio.start_unix_server(
-            self._accept, sock=listener, limit=MAX_LINE, backlog=ACCEPT_AT_ONCE
-        )
-        listener.listen(BACKLOG)  # asyncio uses one number for the kernel's queue and for its accepts per round
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_LINE, backlog=BACKLOG)
 
     async def stop(self, *, grace: float = 2.0) -> None:
         """Stop listening, wait ``grace`` seconds for calls in progress, then cancel them. Safe to call twice."""
@@ -94,47 +85,27 @@ class ControlServer:
         if task is not None:
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-        self._open.add(writer)
-        self._waits(writer)
         try:
-            if len(self._open) <= MAX_CONNECTIONS:
-                await self._serve(reader, writer)
+            await self._serve(reader, writer)
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
-            self._idle.pop(writer, None)
-            self._open.discard(writer)
             writer.close()
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 await writer.wait_closed()
 
-    def _waits(self, writer: asyncio.StreamWriter) -> None:
-        """Mark the connection idle, and drop the oldest idle ones beyond the limit, so that new clients are served."""
-        self._idle[writer] = None
-        while len(self._open) > MAX_CONNECTIONS and len(self._idle) > 1:
-            oldest = next(iter(self._idle))
-            del self._idle[oldest]
-            self._open.discard(oldest)
-            oldest.transport.abort()
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request and its answer."""
         uid = _peer_uid(writer.get_extra_info("socket"))
-        while True:
-            self._waits(writer)
-            try:
-                async with asyncio.timeout(self._idle_seconds):
-                    line = await reader.readline()
-            except TimeoutError:
-                return
-            except ValueError:
-                await _send(writer, _refusal(None, UsageError("the request line is too long", where="control socket")))
-                return
-            if not line:
-                return
-            self._idle.pop(writer, None)
-            answer = await self._answer(line, uid)
-            self._waits(writer)
-            await _send(writer, answer)
+        try:
+            async with asyncio.timeout(self._idle_seconds):
+                line = await reader.readline()
+        except ValueError:
+            refused = UsageError("the request line is too long", where="control socket")
+            await _send(writer, _refusal(None, refused))
+            return
+        if line:
+            await _send(writer, await self._answer(line, uid))
 
     async def _answer(self, line: bytes, uid: int | None) -> dict[str, Any]:
         request_id: object = None

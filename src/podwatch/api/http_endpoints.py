@@ -19,25 +19,24 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from podwatch.api.http_access import HEADERS, HostCheck, HostRule, PasswordCheck, unchecked
-from podwatch.api.http_server import CONNECTION_SECONDS, HEAD_SECONDS, LoopServer, bind, make_server
+from podwatch.api.http_server import CONNECTION_SECONDS, LoopServer, bind, make_server
+from podwatch.domain.document import writable
 from podwatch.domain.event import Event
 from podwatch.domain.secrets import scrub
-from podwatch.reporting.daemon_view import DaemonView
-from podwatch.reporting.json_documents import SCHEMA_VERSION, event_document, incident_document
-from podwatch.reporting.metrics import exposition, make_registry
-from podwatch.reporting.status import build_status
+from podwatch.report.daemon_view import DaemonView
+from podwatch.report.json_documents import SCHEMA_VERSION, event_document, incident_document
+from podwatch.report.metrics import exposition, make_registry
+from podwatch.report.status import build_status
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from podwatch.recording.last_day import Moment
-    from podwatch.reporting.html import Html
 
 
 # -- endpoints -------------------------------------------------------------------------------------------------------
 
 MAX_EVENTS = 1000
-PLOT_SECONDS = 60.0
 MAX_NUMBER = 2**63 - 1
 """The largest row number of SQLite."""
 _DIGITS = len(str(MAX_NUMBER))
@@ -76,7 +75,7 @@ class Source(Protocol):
 
 class HttpServer:
     """The HTTP server. ``start`` returns once the port is bound and ``url`` is set. ``token`` is part of the address of
-    progress pings. ``password`` (empty: none): see ``PasswordCheck``."""
+    progress pings. ``password`` (empty: none): see ``PasswordCheck``. ``seconds``: how long a connection lives."""
 
     def __init__(
         self,
@@ -87,11 +86,10 @@ class HttpServer:
         *,
         password: str = "",
         allowed_hosts: Iterable[str] = (),
-        head_seconds: float = HEAD_SECONDS,
-        connection_seconds: float = CONNECTION_SECONDS,
+        seconds: float = CONNECTION_SECONDS,
     ) -> None:
         self._host, self._port = host, port
-        self._limits = {"head_seconds": head_seconds, "connection_seconds": connection_seconds}
+        self._seconds = seconds
         self._app = make_app(source, token, host=host, password=password, allowed_hosts=allowed_hosts)
         self._server: LoopServer | None = None
         self._task: asyncio.Task[None] | None = None
@@ -104,7 +102,7 @@ class HttpServer:
         listener = bind(self._host, self._port)
         self.port = int(listener.getsockname()[1])
         shown = f"[{self._host}]" if ":" in self._host else self._host
-        self._server = make_server(self._app, **self._limits)
+        self._server = make_server(self._app, seconds=self._seconds)
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait({listening, self._task}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,6 +137,7 @@ def make_app(
         Route("/status", pages.status),
         Route("/metrics", pages.metrics),
         Route("/events", pages.events),
+        Route("/history", pages.history),
         Route("/heartbeat/{token}/{role}", pages.heartbeat, methods=["GET", "POST"]),
     ]
     app = Starlette(routes=routes, exception_handlers={Exception: _failed})
@@ -152,23 +151,17 @@ class Pages:
     def __init__(self, source: Source, token: str) -> None:
         self._source, self._token = source, token
         self._registry: CollectorRegistry | None = None
-        self._plots: tuple[str, Html] | None = None
-        """The plots and their stamp: drawn at most once a minute, and only on request."""
 
     async def page(self, request: Request) -> Response:
         # Imported at the first request: most daemons never show it.
-        from podwatch.reporting.page import LOG_LINES, headers, history_of, render
-        from podwatch.reporting.rows import incident_text
+        from podwatch.report.page import LOG_LINES, headers, render
+        from podwatch.report.rows import incident_text
 
         view = self._source.view()
-        stamp = str(int(view.now_wall // PLOT_SECONDS))
-        if self._plots is None or self._plots[0] != stamp:
-            self._plots = stamp, history_of(await self._source.history(), view.now_wall, stamp)
-        plots = None if request.query_params.get("drawn") == stamp else self._plots[1]
         log = scrub("\n".join(list(self._source.log_lines())[-LOG_LINES:])).splitlines()
         found = [incident_document(one, view.account) for one in view.incidents]
         incidents = [(scrub(incident_text(one, view.now_wall)), one.open) for one in found]
-        body = render(build_status(view), incidents=incidents, log=log, history=plots)
+        body = render(build_status(view), incidents=incidents, log=log)
         return Response(body, media_type="text/html", headers=HEADERS | dict(headers()))
 
     async def livez(self, request: Request) -> Response:
@@ -199,6 +192,11 @@ class Pages:
             return _json({"error": str(error)}, 400)
         listed = await self._source.events(after, max(1, min(limit, MAX_EVENTS)))
         return _json({"schema_version": SCHEMA_VERSION, "events": [event_document(e) for e in listed]})
+
+    async def history(self, request: Request) -> Response:
+        """The last day, oldest first, one row a minute."""
+        moments = [writable(moment.to_json()) for moment in await self._source.history()]
+        return _json({"schema_version": SCHEMA_VERSION, "moments": moments})
 
     async def heartbeat(self, request: Request) -> Response:
         token, given, role = self._token, request.path_params["token"], request.path_params["role"]

@@ -137,7 +137,7 @@ def ask_status(
     found = locate(run, config, environ)
     if found is None:
         hints = read_hints(config, environ)
-        return nothing(run or hints.run_id, searched(environ, hints), config)
+        return nothing(run or hints.run_id, searched(environ), config)
     if found.alive:
         document = live_status(found, timeout)
         if document is not None:
@@ -153,31 +153,12 @@ def ask_live(
     found = locate(run, config, environ)
     if found is None or not found.alive:
         return False, "podwatch is not running here"
-    if found.endpoint.http_url:
-        return _livez(found.endpoint.http_url, timeout)
     try:
-        daemon = call(found.control_path, "status", timeout=timeout).get("daemon")
+        daemon = (live_status(found, timeout) or {}).get("daemon")
     except PodwatchError as error:
         return False, str(error)
     live = isinstance(daemon, dict) and daemon.get("live") is True
     return live, "" if live else "the sensing loop does not turn"
-
-
-def _livez(url: str, timeout: float) -> tuple[bool, str]:
-    import http.client
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=timeout)
-    try:
-        connection.request("GET", "/livez")
-        response = connection.getresponse()
-        text = response.read(4096).decode("utf-8", "replace").strip()
-        return response.status == 200, text
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return False, f"no answer at {url}/livez ({error})"
-    finally:
-        connection.close()
 
 
 def live_status(found: Found, timeout: float = 3.0) -> dict[str, Any] | None:

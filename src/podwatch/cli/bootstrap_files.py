@@ -27,9 +27,8 @@ from podwatch.store.runs.start_record import (
     placeholders,
 )
 from podwatch.system.environment_without_secrets import scrubbed_environment
-from podwatch.system.files import read_file, rename_at, sync_descriptor
+from podwatch.system.files import open_dir_below, read_file, rename_at, sync_descriptor, write_at
 from podwatch.system.open_by_descriptor import open_path
-from podwatch.system.pinned_directories import open_regular
 
 # -- plan ------------------------------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ def write(file: PlannedFile, roots: Sequence[str]) -> None:
     root = max((r for r in roots if file.target.is_relative_to(r)), key=len, default=str(parent))
     mode = 0o600 if file.source.secret else file.source.permissions
     try:
-        directory = _open_directory(Path(root), parent.relative_to(root).parts)
+        directory = _open_directory(Path(root), parent)
         try:
             _create(directory, file.target.name, file.text.encode(), mode)
         finally:
@@ -126,39 +125,25 @@ def write(file: PlannedFile, roots: Sequence[str]) -> None:
         ) from error
 
 
-def _open_directory(root: Path, below: Sequence[str]) -> int:
+def _open_directory(root: Path, below: Path) -> int:
     """Links are followed only on the way to the part of ``root`` that exists, and only root's or podwatch's own."""
-    missing: list[str] = []
-    while not root.exists() and root != root.parent:
-        missing.insert(0, root.name)
-        root = root.parent
-    fd, _ = open_path(root)
+    there = next(path for path in (root, *root.parents) if path.exists())
+    fd, _ = open_path(there)
     try:
-        for name in (*missing, *below):
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=fd)
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-            os.close(fd)
-            fd = inner
-    except BaseException:
+        relative = str(below.relative_to(there))
+        return open_dir_below(fd, "" if relative == "." else relative, create=True)
+    finally:
         os.close(fd)
-        raise
-    return fd
 
 
 def _create(directory: int, name: str, data: bytes, mode: int) -> None:
     """Whole or not at all, and never over a file that exists (FileExistsError)."""
-    temporary = f".podwatch-{secrets.token_hex(8)}"
-    fd = open_regular(directory, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    staged = f".podwatch-{secrets.token_hex(8)}"
+    write_at(directory, staged, data, mode)
     try:
-        with os.fdopen(fd, "wb") as out:
-            out.write(data)
-            os.fchmod(fd, mode)  # the umask may have removed bits
-            out.flush()
-            os.fsync(fd)
-        rename_at(directory, temporary, directory, name)
+        rename_at(directory, staged, directory, name)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary, dir_fd=directory)
+            os.unlink(staged, dir_fd=directory)
         raise
     sync_descriptor(directory)

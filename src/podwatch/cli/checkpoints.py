@@ -6,12 +6,11 @@ import os
 import shutil
 import sys
 import textwrap
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +21,6 @@ from podwatch.cli.common import (
     ask_if_it_runs,
     clean,
     common,
-    find_daemon,
     json_option,
     print_json,
     say,
@@ -77,8 +75,7 @@ def command(where: Where, as_json: bool) -> None:
 @json_option
 def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     """Check the structure of every file of every complete checkpoint. Exit 1 if one is broken."""
-    quiet = as_json or not sys.stderr.isatty()
-    results = check_deep(where, step, quiet=quiet) if deep else check(where, step)
+    results = verified(where, step, deep=deep, quiet=as_json or not sys.stderr.isatty())
     if as_json:
         print_json({"schema_version": 1, "deep": deep, "steps": results})
     else:
@@ -97,15 +94,12 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
 @json_option
 def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
     """Protect a checkpoint: podwatch never deletes it, here or in the store. Works without a daemon."""
-    if find_daemon(where) is not None:
-        say(ask(where, "pin", {"step": step, "reason": reason}, purpose="pin a checkpoint"), as_json=as_json)
-        return
-    with _state(where) as file:
-        file.edit_now(lambda run: run.pinned(step, (reason or "by hand")[:200]))
-    say(
-        {"message": f"step {step} is pinned: podwatch never deletes it, here or in the store", "step": step},
-        as_json=as_json,
-    )
+    answer = ask_if_it_runs(where, "pin", {"step": step, "reason": reason})
+    if answer is None:
+        with _state(where) as file:
+            file.edit_now(lambda run: run.pinned(step, (reason or "by hand")[:200]))
+        answer = {"message": f"step {step} is pinned: podwatch never deletes it, here or in the store", "step": step}
+    say(answer, as_json=as_json)
 
 
 @command.command("unpin")
@@ -114,25 +108,21 @@ def pin(where: Where, step: int, reason: str, as_json: bool) -> None:
 @json_option
 def unpin(where: Where, step: int, as_json: bool) -> None:
     """Remove the protection of a pinned checkpoint. Works without a daemon."""
-    if find_daemon(where) is not None:
-        say(ask(where, "unpin", {"step": step}, purpose="unpin a checkpoint"), as_json=as_json)
-        return
-    from podwatch.domain.errors import UsageError
-
-    with _state(where) as file:
-        if step not in file.current.pins:
-            raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
-        file.edit_now(lambda run: run.unpinned(step))
-    say({"message": f"step {step} is no longer pinned", "step": step}, as_json=as_json)
+    answer = ask_if_it_runs(where, "unpin", {"step": step})
+    if answer is None:
+        with _state(where) as file:
+            if step not in file.current.pins:
+                raise UsageError(f"step {step} is not pinned", fix="`podwatch checkpoints` shows what protects it")
+            file.edit_now(lambda run: run.unpinned(step))
+        answer = {"message": f"step {step} is no longer pinned", "step": step}
+    say(answer, as_json=as_json)
 
 
 @contextmanager
 def _state(where: Where) -> "Iterator[RunFile]":
     """The run's run.json for writing, under the daemon's lock. Busy if a daemon holds it."""
-    import os
-
+    from podwatch.app.paths_and_run_lock import run_paths
     from podwatch.cli.offline import load, run_file
-    from podwatch.daemon.paths_and_run_lock import run_paths
     from podwatch.system.files import FileLock
 
     settings = load(where)
@@ -155,7 +145,7 @@ def fetch(where: Where) -> dict[str, Any]:
     from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import load, look, recorded
     from podwatch.domain.checkpoint import newest_complete
-    from podwatch.reporting.json_documents import checkpoint_document
+    from podwatch.report.json_documents import checkpoint_document
 
     settings = load(where)
     problems: list[str] = []
@@ -233,25 +223,6 @@ def searched(layout: "Layout") -> dict[str, Any]:
     return {"layout": layout.name, "searched": [str(root) for root in layout.watch_roots()]}
 
 
-def check(where: Where, step: int | None) -> list[dict[str, Any]]:
-    answer = ask_if_it_runs(where, "verify", {"step": step}, timeout=None)
-    if answer is not None:
-        return list(answer["steps"])
-    from podwatch.cli.offline import load, look
-    from podwatch.domain.errors import UsageError
-    from podwatch.reporting.json_documents import inspection_document
-
-    catalogue = look(load(where))
-    if step is not None and all(s.step != step for s in catalogue.sets):
-        raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
-    results = []
-    for found in catalogue.sets:
-        if found.step == step or (found.complete and step is None):
-            looked = catalogue.inspect(found.step)
-            results.append(inspection_document(found.step, looked.reasons, looked.notes, looked.checked))
-    return results
-
-
 def table(
     sets: list[dict[str, Any]],
     now: float,
@@ -317,23 +288,21 @@ def _verdict(result: dict[str, Any]) -> list[str]:
     return [f"step {result['step']}: {head}", *(f"  note: {clean(n)}" for n in result.get("notes") or [])]
 
 
-# -- verify --deep ---------------------------------------------------------------------------------------------------
+# -- verify ----------------------------------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
-_TELL_SECONDS = 0.5
-_NICE = 19
+LOWEST_PRIORITY = 19
+"""So that training keeps the cores while bytes are compared."""
 
 
-def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str, Any]]:
-    """One document per checkpoint: structure first, then bytes. ``compared`` is false if the store has no hashes of it;
-    the notes give the reason."""
+def verified(where: Where, step: int | None, *, deep: bool, quiet: bool) -> list[dict[str, Any]]:
+    """One document per checkpoint: the structure, and with ``deep`` then the bytes. ``compared`` is false if the store
+    has no hashes of it; the notes give the reason."""
     from podwatch.cli.offline import inventory_of, load, look
-    from podwatch.reporting.json_documents import inspection_document
+    from podwatch.report.json_documents import inspection_document
 
     settings = load(where)
-    if not settings.sync.store:
+    if deep and not settings.sync.store:
         raise ConfigurationError(
             "no hashes to compare with: no store is configured",
             where="[sync] store",
@@ -343,18 +312,20 @@ def check_deep(where: Where, step: int | None, *, quiet: bool) -> list[dict[str,
     wanted = [s for s in catalogue.sets if s.step == step or (s.complete and step is None)]
     if step is not None and not wanted:
         raise UsageError(f"checkpoint of step {step} not found", fix="`podwatch checkpoints` lists them")
-    with inventory_of(settings) as (_, _, inventory):
-        pass
-    results = []
-    for found in reversed(wanted):
-        try:
+    documents = {}
+    for found in wanted:
+        with contextlib.suppress(HostError):  # removed meanwhile
             looked = catalogue.inspect(found.step)
-            roots = {p.part.name: Path(p.part.path) for p in catalogue.contents(found.step).parts}
-        except HostError:
-            continue  # removed meanwhile
-        document = inspection_document(found.step, looked.reasons, looked.notes, looked.checked)
-        results.append(_with_bytes(document, roots, _comparable(catalogue, inventory, found), quiet=quiet))
-    return sorted(results, key=lambda r: int(r["step"]))
+            documents[found.step] = inspection_document(found.step, looked.reasons, looked.notes, looked.checked)
+    if deep:
+        with inventory_of(settings) as (_, _, inventory):
+            pass
+        os.nice(LOWEST_PRIORITY)
+        for found in reversed(wanted):
+            with contextlib.suppress(HostError):
+                roots = {p.part.name: Path(p.part.path) for p in catalogue.contents(found.step).parts}
+                _add_bytes(documents[found.step], roots, _comparable(catalogue, inventory, found), quiet=quiet)
+    return list(documents.values())
 
 
 def _comparable(catalogue: "Catalogue", inventory: "Inventory", found: "CheckpointSet") -> "Stored | None":
@@ -365,50 +336,23 @@ def _comparable(catalogue: "Catalogue", inventory: "Inventory", found: "Checkpoi
     return same or (whole[0] if len(whole) == 1 and not found.complete else None)
 
 
-def _with_bytes(
-    document: dict[str, Any], roots: Mapping[str, Path], save: "Stored | None", *, quiet: bool
-) -> dict[str, Any]:
-    """``document`` with what the comparison with the store says."""
+def _add_bytes(document: dict[str, Any], roots: Mapping[str, Path], save: "Stored | None", *, quiet: bool) -> None:
+    """Add to ``document`` what the comparison with the store says."""
     from podwatch.store.restore.compare import compare
     from podwatch.system.clock import SystemClock
     from podwatch.system.files import open_file
 
-    step = int(document["step"])
     document["compared"] = save is not None
     if save is None or save.manifest is None:
         document["notes"].append("bytes not compared: the store has no save with these files")
     else:
         manifest = save.manifest
-        with Progress(SystemClock(), quiet=quiet, what=f"step {step}: ") as progress:
+        with Progress(SystemClock(), quiet=quiet, what=f"step {document['step']}: ") as progress:
             add = progress.counting(manifest.total_bytes)
-            compared = _gently(lambda: compare(manifest, lambda f: open_file(roots[f.part] / f.path), add))
+            compared = compare(manifest, lambda f: open_file(roots[f.part] / f.path), add)
         document["reasons"] += compared.problems
         document["bytes_compared"] = compared.size_bytes
     document["sound"] = not document["reasons"]
-    return document
-
-
-def _gently(work: Callable[[], T]) -> T:
-    """The result of ``work()``, run in a thread of lowest priority so that training keeps the cores. Only for reading
-    bytes: on a busy pod, imports and store requests would take minutes at this priority."""
-    answers: list[T] = []
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        with contextlib.suppress(OSError):
-            os.nice(_NICE)
-        try:
-            answers.append(work())
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)  # so that Ctrl-C ends it
-    thread.start()
-    while thread.is_alive():
-        thread.join(_TELL_SECONDS)
-    if failures:
-        raise failures[0]
-    return answers[0]
 
 
 @click.command("prune")
@@ -431,8 +375,6 @@ def prune(where: Where, dry_run: bool, as_json: bool) -> None:
 
 def describe_plan(plan: dict[str, Any]) -> list[str]:
     """One line per checkpoint or path, then the message."""
-    from podwatch.domain.times import size
-
     lines = []
     for entry in plan.get("entries") or []:
         what = f"step {entry['step']}" if entry.get("step") is not None else clean(entry.get("path") or "?")
@@ -457,8 +399,8 @@ def quarantine() -> None:
 @json_option
 def list_quarantine(where: Where, as_json: bool) -> None:
     """List everything in quarantine, oldest first."""
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.cli.offline import load
-    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.recovery.quarantine import listing
 
     entries = listing(workspace_of(load(where)))
@@ -475,22 +417,16 @@ def list_quarantine(where: Where, as_json: bool) -> None:
 @json_option
 def return_quarantine(where: Where, number: int, as_json: bool) -> None:
     """Move quarantine NUMBER back to its place. podwatch refuses while training runs, which could read the files."""
-    if find_daemon(where) is not None:
-        answer = ask(where, "quarantine_return", {"id": number}, purpose="move the quarantine back", timeout=120.0)
-        say(answer, as_json=as_json)
-        return
-    from podwatch.cli.offline import load
-    from podwatch.daemon.paths_and_run_lock import workspace_of
-    from podwatch.recovery.quarantine import give_back
+    answer = ask_if_it_runs(where, "quarantine_return", {"id": number}, timeout=120.0)
+    if answer is None:
+        from podwatch.app.paths_and_run_lock import workspace_of
+        from podwatch.cli.offline import load
+        from podwatch.recovery.quarantine import give_back
 
-    back = give_back(workspace_of(load(where)).probe(), number)
-    say(
-        {
-            "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
-            "paths": [str(p) for p in back],
-        },
-        as_json=as_json,
-    )
+        back = give_back(workspace_of(load(where)).probe(), number)
+        message = f"moved {counted(len(back), 'entry', 'entries')} back from quarantine"
+        answer = {"message": message, "paths": [str(p) for p in back]}
+    say(answer, as_json=as_json)
 
 
 def quarantine_line(entry: "Entry", now: float) -> str:
@@ -520,7 +456,7 @@ def sync(where: Where, step: int | None, wait: bool, as_json: bool) -> None:
 
 def _say_why_it_waits(where: Where) -> None:
     """On standard error: nothing is published while this pod's claim settles."""
-    from podwatch.reporting.rows import settling
+    from podwatch.report.rows import settling
 
     document = ask(where, "status", purpose="upload a checkpoint")
     if why := settling((document.get("sync") or {}).get("settles_in_seconds")):

@@ -1,8 +1,7 @@
-"""``podwatch clean``: move an old run to quarantine for a fresh start; with ``--gpu``, end stray GPU processes."""
+"""``podwatch clean``: move an old run to quarantine for a fresh start."""
 
 import asyncio
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,6 @@ from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
-    from podwatch.cli.stray_gpu_processes import Stray
     from podwatch.config.settings import Settings
     from podwatch.domain.event import Event
     from podwatch.journal import AsyncJournal
@@ -20,22 +18,18 @@ if TYPE_CHECKING:
 SHOWN = 12
 
 
-@click.command("clean", short_help="Move an old run to quarantine; --gpu: end stray processes on the GPUs.")
+@click.command("clean", short_help="Move an old run to quarantine.")
 @common
 @click.option("--dry-run", is_flag=True, help="Only show what clean would do.")
-@click.option("--gpu", is_flag=True, help="List the GPU processes that do not belong to training; ask to end each one.")
-@click.option("--yes", is_flag=True, help="Do not ask. With --gpu: end only leftover processes of this run.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def command(where: Where, dry_run: bool, gpu: bool, yes: bool, as_json: bool) -> None:
+def command(where: Where, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Move checkpoints, trackers, broadcasts and rollouts to quarantine: training then starts from the beginning.
 
     podwatch deletes nothing: `podwatch quarantine return N` moves everything back. It refuses while training runs.
     podwatch starts a new lineage, so the next start does not resume from checkpoints in the store. They stay there
     until newer ones replace them ([sync] keep_last, six hours); `podwatch checkpoints pin N` keeps one.
     """
-    if gpu:
-        _gpu(where, dry_run=dry_run, yes=yes, as_json=as_json)
-        return
     from podwatch.cli.offline import load
 
     plan = _plan(load(where))
@@ -104,12 +98,12 @@ class _NoDaemon:
 
 async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""
+    from podwatch.app.checkpoint_loop import Rescans
+    from podwatch.app.commands import cleaned_document
+    from podwatch.app.components import Choices, Foundation
+    from podwatch.app.paths_and_run_lock import run_paths
+    from podwatch.app.wiring import build
     from podwatch.cli.offline import load
-    from podwatch.daemon.checkpoint_loop import Rescans
-    from podwatch.daemon.commands import cleaned_document
-    from podwatch.daemon.components import Choices, Foundation
-    from podwatch.daemon.paths_and_run_lock import run_paths
-    from podwatch.daemon.wiring import build
     from podwatch.journal import AsyncJournal, Journal
     from podwatch.recovery.clean import clean_alone
     from podwatch.system.clock import SystemClock
@@ -130,50 +124,3 @@ async def _alone(where: Where) -> dict[str, Any]:
                 await parts.training.launcher.close()
         finally:
             await journal.close()
-
-
-# -- stray GPU processes ---------------------------------------------------------------------------------------------
-
-
-def _gpu(where: Where, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    from podwatch.cli import stray_gpu_processes
-    from podwatch.cli.offline import load
-
-    settings = load(where)
-    found = stray_gpu_processes.look(settings, attached=_attached(where))
-    chosen = [] if dry_run else _chosen(found.strays, yes=yes, as_json=as_json)
-    ended = stray_gpu_processes.end(chosen)
-    if as_json:
-        print_json({"schema_version": 1, **found.to_dict(ended)})
-    elif not sys.stdin.isatty() or yes or dry_run or not found.strays:
-        click.echo("\n".join(stray_gpu_processes.describe(found)))
-    for stray, how in ended.items():
-        if not as_json:
-            click.echo(f"{stray}: {how}")
-    if any(how == stray_gpu_processes.STUCK for how in ended.values()):
-        raise click.exceptions.Exit(int(ExitCode.FAILED))
-
-
-def _chosen(found: "tuple[Stray, ...]", *, yes: bool, as_json: bool) -> "list[Stray]":
-    """The processes to end: with --yes all leftovers; on a terminal those that the user confirms one by one."""
-    if yes:
-        return [stray for stray in found if stray.leftover]
-    if as_json or not sys.stdin.isatty():
-        return []
-    from podwatch.cli.stray_gpu_processes import line
-
-    return [s for s in found if not s.interactive and click.confirm(f"{clean(line(s))}\nEnd it?", err=True)]
-
-
-def _attached(where: Where) -> int:
-    """The pid of the trainer that a daemon watches; 0 if there is none."""
-    from podwatch.domain.errors import PodwatchError
-
-    try:
-        if find_daemon(where) is None:
-            return 0
-        training = ask(where, "status", purpose="report its status").get("training") or {}
-    except PodwatchError:
-        return 0
-    pid = training.get("pid")
-    return pid if isinstance(pid, int) else 0

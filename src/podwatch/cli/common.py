@@ -1,18 +1,17 @@
 """Shared by the commands: common options, calls to the daemon, output. Imports nothing heavier than click."""
 
-import contextlib
 import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
 from podwatch.cli.ask_daemon import NotRunning, call
-from podwatch.cli.find_daemon import Found, locate
+from podwatch.cli.find_daemon import Found, locate, searched
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.times import from_rfc3339
 
@@ -41,32 +40,26 @@ def common(function: Callable[..., R]) -> Callable[..., R]:
     return click.option("-c", "--config", metavar="FILE", default="", help="Configuration file.")(named)
 
 
-ENDS_WITH = "ends_with"
-"""Attribute of an exception: the command's exit code, whatever the kind of the error."""
-
-
 class MonitoringCommand(click.Command):
     """Its exit code is the state of a run, 0 to 3. An error of the command itself ends with 3: monitoring reads 1 as a
     warning about the run, and knows no others."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _unknown():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _unknown():
-            return super().invoke(ctx)
+        errors_end_with(ExitCode.STATUS_UNKNOWN)
+        return super().make_context(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def _unknown() -> Iterator[None]:
-    try:
-        yield
-    except (click.exceptions.Exit, click.Abort):
-        raise
-    except Exception as error:
-        setattr(error, ENDS_WITH, ExitCode.STATUS_UNKNOWN)
-        raise
+_of_errors: list[ExitCode] = []
+
+
+def errors_end_with(code: ExitCode | None) -> None:
+    """Every error from now on ends this process with ``code``; None: each with its own."""
+    _of_errors[:] = [] if code is None else [code]
+
+
+def code_of_error(usual: ExitCode) -> ExitCode:
+    """The exit code for an error whose own one is ``usual``."""
+    return _of_errors[0] if _of_errors else usual
 
 
 OTHER_WORDS = {
@@ -133,9 +126,7 @@ def need_daemon(where: Where, purpose: str) -> Found:
     if found is None:
         import os
 
-        from podwatch.cli.find_daemon import read_hints, searched
-
-        places = ", ".join(str(place) for place in searched(os.environ, read_hints(where.config)))
+        places = ", ".join(str(place) for place in searched(os.environ))
         config = f" -c {where.config}" if where.config else ""
         raise NotRunning(
             f"cannot {purpose}: podwatch is not running",
@@ -208,6 +199,25 @@ def say(answer: Mapping[str, Any], *, as_json: bool) -> None:
         click.echo(clean(answer.get("message", "done")))
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """A time above zero, such as 90s, 5m or 2h, in seconds. (Only new versions of click have a generic ParamType.)"""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        from podwatch.config.units import parse_duration
+        from podwatch.domain.errors import UsageError
+
+        where, fix = f"{param.opts[0]} {value}", 'write for example "5m" or "2h"'
+        try:
+            seconds = parse_duration(value)
+        except ValueError as error:
+            raise UsageError(str(error), where=where, fix=fix) from error
+        if seconds <= 0:
+            raise UsageError("the duration must be above zero", where=where, fix=fix)
+        return seconds
+
+
 def moment(option: str, text: str) -> float | None:
     """Epoch seconds of "2h" (2 hours ago) or of an RFC 3339 time; None for an empty text. UsageError."""
     if not text:
@@ -236,7 +246,7 @@ def for_terminal(text: str, *, first: str = "", rest: str = "  ", err: bool = Fa
     the output is no terminal: programs read lines."""
     import os
 
-    from podwatch.reporting.terminal_text import wrap
+    from podwatch.report.terminal_text import wrap
 
     stream = sys.stderr if err else sys.stdout
     width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0

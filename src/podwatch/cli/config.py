@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option
+from podwatch.cli.common import SuggestingGroup, Where, common, json_option
 
 if TYPE_CHECKING:
     from podwatch.cli.detect_machine import Trainer
@@ -71,9 +71,8 @@ def validate(where: Where, as_json: bool) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. Default: podwatch.toml.")
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 @click.option("--pid", type=int, help="Copy command, directory and environment of this process; print, without -o.")
-@click.option("--full", is_flag=True, help="Write every setting with its default and its meaning.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def init(output: Path | None, force: bool, pid: int | None, full: bool, command: tuple[str, ...]) -> None:
+def init(output: Path | None, force: bool, pid: int | None, command: tuple[str, ...]) -> None:
     """Write a configuration for this machine.
 
     It has the command, working directory and relevant environment of a running trainer, or COMMAND with those of this
@@ -82,14 +81,14 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
 
     --pid without -o prints the configuration of that process and writes nothing: copy from it what has changed.
     """
-    from podwatch.cli.detect_machine import find_trainers, propose
+    from podwatch.cli.detect_machine import propose
     from podwatch.config.loading import load_settings
     from podwatch.config.store_kinds import kind_of
 
     if command and pid is not None:
         raise click.UsageError("--pid and a command cannot be used together")
     if pid is not None and output is None:
-        _print(pid, full=full)
+        _print(pid)
         return
     output, env_file = _files(output or Path("podwatch.toml"), force=force)
     trainer = _trainer(command, pid)
@@ -100,7 +99,7 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
     notes["trainer.env_file"] = f"names inside: {', '.join(secrets)}" if secrets else "mode 0600, for keys and tokens"
     if sys.stdin.isatty() and sys.stdout.isatty():
         _ask(overrides)
-    text = _text(output, overrides, notes, full=full)
+    text = _text(output, overrides, notes)
     _write(env_file, env_lines(secrets), 0o600)
     click.echo(f"wrote {env_file} (mode 0600; secrets: {len(secrets)})")
     if unwritable:
@@ -112,13 +111,8 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
     if trainer is None:
         click.echo(
             "no running trainer of yours found: fill in [trainer] command, or repeat with its command, such as"
-            " `podwatch config init --force -- uv run rl @ config.toml`"
+            " `podwatch config init --force -- uv run rl @ config.toml`, or with --pid PID for another user's process"
         )
-        for number, words in find_trainers(of_others=True):
-            click.echo(
-                f"pid {number} belongs to another user and looks like one: {clean(words)[:80]}. To copy it:"
-                f" `podwatch config init --force --pid {number} -o {output}`"
-            )
     else:
         for line in _about_resume(trainer.argv, trainer.removed):
             click.echo(line)
@@ -131,31 +125,27 @@ def init(output: Path | None, force: bool, pid: int | None, full: bool, command:
     click.echo(f"next: read the file, {store}then run `podwatch check -c {output}`")
 
 
-def _text(output: Path, overrides: Mapping[str, object], notes: Mapping[str, str], *, full: bool) -> str:
+def _text(output: Path, overrides: Mapping[str, object], notes: Mapping[str, str]) -> str:
     """The configuration, which loads."""
-    from podwatch.config.explain import render_brief, render_toml
+    from podwatch.config.explain import render_brief
     from podwatch.config.loading import load_text
 
     proposal = load_text("", output, environ={}, overrides=overrides).settings
-    if full:
-        header = "Commented lines show the defaults; docs/configuration.md has the reasons."
-        body = "\n" + render_toml(proposal, mask=False, notes=notes)
-    else:
-        header = "All settings: `podwatch config init --full`; reasons: docs/configuration.md."
-        body = render_brief(proposal, notes=notes, hints=_STILL_TO_SAY)
+    header = "All settings: `podwatch config show`; reasons: docs/configuration.md."
+    body = render_brief(proposal, notes=notes, hints=_STILL_TO_SAY)
     text = f"# Written by `podwatch config init`. {header}\n{body}"
     load_text(text, output, environ={})
     return text
 
 
-def _print(pid: int, *, full: bool) -> None:
+def _print(pid: int) -> None:
     """The configuration of a running trainer on stdout; on stderr what is not in it."""
     from podwatch.cli.detect_machine import propose
 
     trainer = _trainer((), pid)
     assert trainer is not None
     proposal = propose(trainer)
-    text = _text(Path("podwatch.toml"), proposal.settings, proposal.notes | _NOT_BACKED_UP, full=full)
+    text = _text(Path("podwatch.toml"), proposal.settings, proposal.notes | _NOT_BACKED_UP)
     click.echo(text, nl=False)
     more = [*_about_resume(trainer.argv, trainer.removed), *([proposal.no_gpu] if proposal.no_gpu else [])]
     if trainer.secrets:
@@ -382,7 +372,7 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
     from podwatch.config.setting_names import looks_secret
     from podwatch.domain.errors import ConfigurationError
     from podwatch.domain.secrets import scrub
-    from podwatch.policy.command_diff import grouped
+    from podwatch.recovery.command_diff import grouped
 
     for group in grouped(argv):
         flag, _, value = group.replace(" ", "=", 1).partition("=")

@@ -16,7 +16,7 @@ from podwatch.cli.offline import checked_run_id
 from podwatch.domain.errors import UsageError
 
 if TYPE_CHECKING:
-    from podwatch.controller.configuration import ControllerConfiguration
+    from podwatch.controller.configuration import ProviderConfiguration
     from podwatch.controller.decide import Decision
     from podwatch.controller.provider import ProviderCommand
 
@@ -49,7 +49,7 @@ class _Stop:
 @click.option("--dry-run", "mode", flag_value="dry-run", help="Show the decision; change and write nothing.")
 @json_option
 def command(where: Where, place: tuple[str, ...], mode: str | None, as_json: bool) -> None:
-    """Judge a run by its heartbeat in the store and the lists of its providers, and replace its pod if that is dead:
+    """Judge a run by its heartbeat in the store and the list of its provider, and replace its pod if that is dead:
     docs/controller.md. Caps, provider commands, the store and the run are in a file of the controller's own, which -c
     names: ./controller.toml or /etc/podwatch/controller.toml by default.
 
@@ -85,7 +85,7 @@ def command(where: Where, place: tuple[str, ...], mode: str | None, as_json: boo
         with file if act else nullcontext():
             records = file.load()
             view = RunView(store, keys, clock, records.controller, seconds("controller.claim_wait"))
-            controller = Controller(caps, view, file, records, _commands(caps), clock, act=act)
+            controller = Controller(caps, view, file, records, _command(caps.provider), clock, act=act)
             if mode == "loop":
                 stop = _Stop()
                 for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,13 +107,10 @@ def _place(place: tuple[str, ...]) -> tuple[str, str]:
     return url, rest[0] if rest else ""
 
 
-def _commands(caps: "ControllerConfiguration") -> "dict[str, ProviderCommand]":
+def _command(provider: "ProviderConfiguration") -> "ProviderCommand":
     from podwatch.controller.provider import ProviderCommand
 
-    return {
-        name: ProviderCommand(name, one.command, one.timeout, _environment(one.env_file, one.timeout))
-        for name, one in caps.providers.items()
-    }
+    return ProviderCommand(provider.command, provider.timeout, _environment(provider.env_file, provider.timeout))
 
 
 def _environment(env_file: Path | None, seconds: float) -> Mapping[str, str]:

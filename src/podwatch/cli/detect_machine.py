@@ -1,6 +1,6 @@
 """What a command finds out about this machine: its GPUs, a running trainer, and the settings that follow from both.
 
-The one detection for ``config init``, ``install``, ``check``, ``run --job`` and ``clean --gpu``.
+The one detection for ``config init``, ``install``, ``check`` and ``run --job``.
 """
 
 import os
@@ -114,9 +114,9 @@ def layout_of(argv: Sequence[str]) -> str:
     return "auto" if command.program.launcher else ""
 
 
-def find_trainers(*, of_others: bool = False) -> tuple[tuple[int, str], ...]:
-    """Pids and commands of the topmost processes that look like a trainer, oldest first: the caller's, or those of
-    other users, who can give a process any command and directory."""
+def find_trainers() -> tuple[tuple[int, str], ...]:
+    """Pids and commands of the caller's topmost processes that look like a trainer, oldest first. Other users can give
+    a process any command and directory."""
     import psutil
 
     matching: dict[int, tuple[float, str, int]] = {}
@@ -125,7 +125,7 @@ def find_trainers(*, of_others: bool = False) -> tuple[tuple[int, str], ...]:
         argv = process.info["cmdline"] or []
         if process.info["pid"] in mine or not layout_of(argv):
             continue
-        if (_users(process) != {os.geteuid()}) == of_others:
+        if _users(process) == {os.geteuid()}:
             matching[process.info["pid"]] = (process.info["create_time"], " ".join(argv), process.info["ppid"])
     found = []
     for pid, (created, command, parent) in matching.items():
@@ -298,7 +298,7 @@ def _absolute(path: Path) -> Path:
 
 # -- run directory of prime-rl ---------------------------------------------------------------------------------------
 # The command does not always name it: versions with run directories generate a name. Open files of the process tree
-# decide; the fallbacks are the command and the newest run below output_dir.
+# decide; the fallbacks are the command and the newest run below output_dir, which can be another run's.
 
 _OLD_TREE = frozenset(
     {"logs", "run_default", "checkpoints", "weights", "rollouts", "broadcasts", "wandb", "torchrun", "configs", "evals"}

@@ -7,7 +7,7 @@ import click
 from podwatch.cli.common import Where, ask, clean, columns, common, json_option, print_json, say
 
 if TYPE_CHECKING:
-    from podwatch.policy.evaluation import Result
+    from podwatch.hooks.evaluations_due import Result
 
 SHOWN_METRICS = 6
 """Columns that fit on a screen; --json has all."""
@@ -47,8 +47,8 @@ def _steps(text: str) -> list[int]:
 def _show_results(where: Where, *, as_json: bool) -> None:
     from podwatch.cli.offline import load, read_journal
     from podwatch.domain.times import rfc3339
+    from podwatch.hooks import evaluations_due as policy
     from podwatch.journal.journal import Journal
-    from podwatch.policy import evaluation as policy
 
     settings = load(where).evaluation
     with read_journal(where) as journal:

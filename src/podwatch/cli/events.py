@@ -7,23 +7,28 @@ they are shared and pasted into issues.
 
 import contextlib
 import os
+import select
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from podwatch.cli.ask_daemon import ask_status
 from podwatch.cli.common import Where, ask_if_it_runs, clean, common, for_terminal, json_option, moment, print_json
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
+from podwatch.domain.finding import Agreement, counted
 from podwatch.domain.secrets import scrub
 from podwatch.domain.times import amount, from_rfc3339, local, span
 
 if TYPE_CHECKING:
+    from podwatch.domain.account_document import LossDocument
+    from podwatch.domain.status_document import IncidentDocument
     from podwatch.journal import Journal
-    from podwatch.policy.run_cost import Account
+    from podwatch.report.run_cost import Account
 
 POLL_SECONDS = 1.0
 
@@ -58,7 +63,7 @@ def fetch_events(where: Where, *, after_id: int = 0, since_wall: float = 0.0, li
     if answer is not None:
         return list(answer["events"])
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.json_documents import event_document
+    from podwatch.report.json_documents import event_document
 
     with read_journal(where) as journal:
         found_events = journal.events(after_id=after_id, since_wall=since_wall, limit=limit)
@@ -91,117 +96,96 @@ def incidents(where: Where, incident_id: int | None, as_json: bool) -> None:
     if incident_id is not None and not found:
         raise UsageError(f"incident {incident_id} not found", fix="list them with `podwatch incidents`")
     if as_json:
-        print_json(found[0] if incident_id is not None else {"schema_version": 1, "incidents": found})
+        documents = [one.to_json() for one in found]
+        print_json(documents[0] if incident_id is not None else {"schema_version": 1, "incidents": documents})
     elif incident_id is not None:
         click.echo("\n".join([*describe_incident(found[0], time.time()), *log_lines(found[0])]))
     else:
-        click.echo("\n".join(incident_line(i, time.time()) for i in found) or NONE)
+        from podwatch.report.rows import incident_text
+
+        now = time.time()
+        click.echo("\n".join(f"{one.id:>4}  {clean(incident_text(one, now))}" for one in found) or NONE)
 
 
 NONE = "no incidents: podwatch has handled no failure of this run; `podwatch status` shows what needs attention"
 
 
-def fetch_incidents(where: Where, incident_id: int | None) -> list[dict[str, Any]]:
-    """Incident documents, newest first, from the daemon, else from the journal on disk."""
+def fetch_incidents(where: Where, incident_id: int | None) -> "list[IncidentDocument]":
+    """Newest first, from the daemon, else from the journal on disk."""
+    from podwatch.domain.status_document import IncidentDocument
+
     answer = ask_if_it_runs(where, "incidents", {"id": incident_id})
     if answer is not None:
-        return list(answer["incidents"])
+        return [IncidentDocument.from_json(found) for found in answer["incidents"]]
     from podwatch.cli.offline import read_journal
-    from podwatch.reporting.json_documents import incident_document
+    from podwatch.report.json_documents import incident_document
 
     with read_journal(where) as journal:
         account = kept_account(journal)
-        if incident_id is not None:
-            one = journal.incident(incident_id)
-            return [] if one is None else [incident_document(one, account).to_json()]
-        return [incident_document(i, account).to_json() for i in journal.incidents()]
+        found = journal.incidents() if incident_id is None else filter(None, [journal.incident(incident_id)])
+        return [incident_document(one, account) for one in found]
 
 
 def kept_account(journal: "Journal") -> "Account | None":
     """The run's account as the last podwatch kept it; without money, because no configuration is read."""
-    from podwatch.policy.run_cost import COST_KEY, Price, Spent, account
+    from podwatch.report.run_cost import COST_KEY, Price, Spent, account
 
     kept = journal.learned(COST_KEY)
     spent = Spent.kept(kept.get("spent")) if isinstance(kept, dict) else None
     return None if spent is None else account(spent, journal.incidents(), time.time(), price=Price())
 
 
-def incident_line(incident: Mapping[str, Any], now: float) -> str:
-    """One incident as one line."""
-    done = clean(incident.get("resolution") or "") or ("open" if incident.get("open") else "closed")
-    at = local(from_rfc3339(incident.get("opened_at")), now)
-    if incident.get("lost_steps") is not None:
-        done += f" ({_lost(incident['lost_steps'])})"
-    return f"{incident.get('id'):>4}  {at}  {clean(incident.get('kind'))}: {clean(incident.get('summary'))} -> {done}"
-
-
-def _lost(steps: object) -> str:
-    return "no step lost" if steps == 0 else "1 step lost" if steps == 1 else f"{clean(steps)} steps lost"
-
-
-def describe_incident(incident: Mapping[str, Any], now: float) -> list[str]:
+def describe_incident(incident: "IncidentDocument", now: float) -> list[str]:
     """Everything about one incident, evidence included."""
-    opened, closed = from_rfc3339(incident.get("opened_at")), from_rfc3339(incident.get("closed_at"))
-    lines = [f"incident {incident.get('id')}: {clean(incident.get('kind'))}, {clean(incident.get('summary'))}"]
-    lines.append(f"opened    {local(opened, now)}")
+    opened, closed, lost = incident.opened_at, incident.closed_at, incident.lost_steps
+    rows = [("opened", local(opened, now))]
     if opened is not None and closed is not None:
-        lines.append(f"closed    {local(closed, now)}, after {span(closed - opened)}")
-    for label, key in (
-        ("done", "resolution"),
-        ("resumed", "resumed_step"),
-        ("lost", "lost_steps"),
-        ("files", "bundle"),
-    ):
-        if incident.get(key) not in (None, ""):
-            text = _lost(incident[key]).removesuffix(" lost") if label == "lost" else clean(incident[key])
-            lines.append(f"{label:<9} {text}")
-    if cost := incident_cost(incident):
-        lines.append(f"cost      {cost}")
-    evidence = incident.get("evidence")
-    for item in evidence if isinstance(evidence, list) else []:
-        if isinstance(item, dict):
-            lines.append(
-                f"evidence  {clean(item.get('signal'))}: {clean(item.get('value'))} ({_weight(item.get('agreement'))})"
-            )
-    return lines
+        rows.append(("closed", f"{local(closed, now)}, after {span(closed - opened)}"))
+    rows.append(("done", incident.resolution))
+    rows.append(("resumed", "" if incident.resumed_step is None else str(incident.resumed_step)))
+    rows.append(("lost", "" if lost is None else counted(lost, "step")))
+    rows.append(("files", incident.bundle))
+    rows.append(("cost", "" if incident.cost is None else _loss(incident.cost)))
+    for item in () if isinstance(incident.evidence, str) else incident.evidence:
+        rows.append(("evidence", f"{item.signal}: {item.value} ({_WEIGHTS[item.agreement]})"))
+    return [
+        f"incident {incident.id}: {clean(incident.kind)}, {clean(incident.summary)}",
+        *(f"{label:<9} {clean(text)}" for label, text in rows if text),
+    ]
 
 
-def incident_cost(incident: Mapping[str, Any]) -> str:
-    """What the incident has cost, as far as podwatch knows; empty if it does not."""
-    cost = incident.get("cost")
-    if not isinstance(cost, dict):
-        return ""
-    text = f"{span(cost.get('without_training_seconds') or 0.0)} without training"
-    if cost.get("lost_training_seconds"):
-        text += f", {span(cost['lost_training_seconds'])} of training lost"
-    if cost.get("money") is not None:
-        text += f", {amount(cost['money'], cost.get('currency'))}"
-    return text
+def _loss(cost: "LossDocument") -> str:
+    text = f"{span(cost.without_training_seconds)} without training"
+    if cost.lost_training_seconds:
+        text += f", {span(cost.lost_training_seconds)} of training lost"
+    return text if cost.money is None else f"{text}, {amount(cost.money, cost.currency)}"
 
 
-def _weight(agreement: object) -> str:
-    """The meaning of a piece of evidence for the verdict."""
-    words = {"agrees": "confirms it", "disagrees": "contradicts it", "unavailable": "not observed"}
-    return words.get(str(agreement), clean(agreement))
+_WEIGHTS = {
+    Agreement.AGREES: "confirms it",
+    Agreement.DISAGREES: "contradicts it",
+    Agreement.UNAVAILABLE: "not observed",
+}
+"""What a piece of evidence means for the verdict."""
 
 
-def log_lines(incident: Mapping[str, Any]) -> list[str]:
+def log_lines(incident: "IncidentDocument") -> list[str]:
     """The relevant last log lines from the incident bundle, without those of the incident before; empty without a
     bundle."""
     from podwatch.journal.explaining_line import highlights, since
 
-    bundle = clean(incident.get("bundle") or "")
-    if not bundle:
+    if not incident.bundle:
         return []
+    bundle = Path(incident.bundle)
     try:
-        logs = _bundled_logs(Path(bundle))
+        logs = _bundled_logs(bundle)
     except OSError as error:
         return [f"logs      cannot be read: {error.strerror} ({clean(bundle)})"]
     before: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
-        earlier = [int(p.name) for p in Path(bundle).parent.iterdir() if p.name.isdecimal()]
-        last = max((number for number in earlier if number < int(incident.get("id") or 0)), default=None)
-        before = {} if last is None else _bundled_logs(Path(bundle).with_name(str(last)))
+        earlier = [int(p.name) for p in bundle.parent.iterdir() if p.name.isdecimal()]
+        last = max((number for number in earlier if number < incident.id), default=None)
+        before = {} if last is None else _bundled_logs(bundle.with_name(str(last)))
     new = {name: since(before.get(name, ()), lines) for name, lines in logs.items()}
     return [f"log       {name}: {clean(line)}" for name, line in highlights(new)]
 
@@ -212,10 +196,6 @@ def _bundled_logs(bundle: Path) -> dict[str, list[str]]:
 
     found = (path for path in sorted(bundle.iterdir()) if path.name not in TABLES)
     return {path.name: path.read_text(errors="replace").splitlines() for path in found}
-
-
-_BLOCK = 1 << 16
-LOG_POLL_SECONDS = 0.5
 
 
 @click.command("logs", short_help="Print the end of the trainer's log.")
@@ -232,30 +212,45 @@ def logs(where: Where, follow: bool, lines: int) -> None:
             "no log file known",
             fix="start podwatch; if podwatch did not start the trainer, read the trainer's own log",
         )
-    path = Path(name)
-    file = _open(path)
+    _refuse_unreadable(Path(name))
     _learn_secrets(where)
-    try:
-        _last_lines(file, lines)
+    words = ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", name]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tail:
+        assert tail.stdout is not None
         held = b""
-        """The unfinished last line: half a secret would not be recognised."""
-        while follow:
-            block = file.read(_BLOCK)
-            whole, newline, rest = (held + block).rpartition(b"\n")
-            held = rest if block and len(rest) < _BLOCK else b""
-            _write(whole + newline if held else whole + newline + rest)
-            if not block:
-                time.sleep(LOG_POLL_SECONDS)
-                file = _reopened(file, path)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        file.close()
+        """The line that is still being written: half a secret would not be recognised."""
+        try:
+            while block := _read_what_is_there(tail.stdout.fileno()):
+                whole, newline, rest = (held + block).rpartition(b"\n")
+                held = rest if len(rest) < MOST_AT_ONCE else b""
+                if held and not select.select([tail.stdout], [], [], UNFINISHED_SECONDS)[0]:
+                    held = b""  # a progress bar
+                _write(whole + newline if held else whole + newline + rest)
+            _write(held)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            tail.kill()
 
 
-def _open(path: Path) -> BinaryIO:
+MOST_AT_ONCE = 1 << 20
+UNFINISHED_SECONDS = 0.5
+PAUSE_SECONDS = 0.05
+"""Between two writes of `tail` that belong together."""
+
+
+def _read_what_is_there(descriptor: int) -> bytes:
+    """What comes without a pause, so that a secret of several lines is seen whole; empty at the end."""
+    found = block = os.read(descriptor, MOST_AT_ONCE)
+    while block and len(found) < MOST_AT_ONCE and select.select([descriptor], [], [], PAUSE_SECONDS)[0]:
+        block = os.read(descriptor, MOST_AT_ONCE)
+        found += block
+    return found
+
+
+def _refuse_unreadable(path: Path) -> None:
     try:
-        return path.open("rb")
+        path.open("rb").close()
     except PermissionError as error:
         raise PermissionDenied(
             "Permission denied: cannot read the log", where=str(path), fix="run the command as root"
@@ -266,23 +261,10 @@ def _open(path: Path) -> BinaryIO:
         ) from error
 
 
-def _last_lines(file: BinaryIO, lines: int) -> None:
-    """Print the last ``lines`` lines, reading backwards in blocks."""
-    position = file.seek(0, os.SEEK_END)
-    tail = b""
-    while position > 0 and tail.count(b"\n") <= lines:
-        step = min(_BLOCK, position)
-        position = file.seek(position - step)
-        tail = file.read(step) + tail
-    file.seek(0, os.SEEK_END)
-    kept = tail.splitlines(keepends=True)
-    _write(b"".join(kept[-lines:] if lines else []))
-
-
 def _learn_secrets(where: Where) -> None:
     """Register the secrets of the configuration and its files with the scrubber, as far as this user can read them."""
+    from podwatch.app.settings_in_force import learn_secrets
     from podwatch.config.loading import load_settings
-    from podwatch.daemon.settings_in_force import learn_secrets
 
     with contextlib.suppress(PodwatchError):
         named = Path(where.config) if where.config else None
@@ -298,17 +280,3 @@ def _write(data: bytes) -> None:
         text = "".join(c if c.isprintable() or c in "\n\t" else "" for c in text)
     sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
     sys.stdout.flush()
-
-
-def _reopened(file: BinaryIO, path: Path) -> BinaryIO:
-    """The same file, from its start after a truncation; the new file after a rotation."""
-    try:
-        now, open_one = path.stat(), os.fstat(file.fileno())
-    except OSError:
-        return file
-    if (now.st_dev, now.st_ino) != (open_one.st_dev, open_one.st_ino):
-        file.close()
-        return _open(path)
-    if now.st_size < file.tell():
-        file.seek(0)
-    return file

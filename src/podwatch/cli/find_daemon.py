@@ -1,8 +1,7 @@
 """Find the daemon of a run by its runtime directory. Reads only two keys of the configuration.
 
-Order: ``$PODWATCH_RUNTIME_DIR``, ``$RUNTIME_DIRECTORY``, the state_dir of ``-c``, /run/podwatch,
-$XDG_RUNTIME_DIR/podwatch, /var/lib/podwatch/run, ~/.local/state/podwatch/run. Each has one directory per run. A
-podwatch that was started with another runtime directory is found by the link in its state directory.
+Order: ``$PODWATCH_RUNTIME_DIR``, else ``$RUNTIME_DIRECTORY`` and /run/podwatch, which have one directory per run; then
+the link in each run's state directory, which every podwatch makes wherever its runtime directory is.
 """
 
 import contextlib
@@ -87,25 +86,11 @@ NO_HINTS = Hints()
 USUAL_CONFIGS = ("podwatch.toml", "/etc/podwatch/podwatch.toml")
 
 
-def runtime_roots(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
-    """Directories that may hold runs, most specific first, without duplicates."""
-    home, state = environ.get("HOME", ""), hints.state_dir or environ.get("PODWATCH_STATE_DIR", "")
-    candidates = [
-        environ.get("PODWATCH_RUNTIME_DIR", ""),
-        *environ.get("RUNTIME_DIRECTORY", "").split(":"),
-        f"{state}/run" if state else "",
-        "/run/podwatch",
-        f"{environ['XDG_RUNTIME_DIR']}/podwatch" if environ.get("XDG_RUNTIME_DIR") else "",
-        "/var/lib/podwatch/run",
-        f"{home}/.local/state/podwatch/run" if home else "",
-    ]
-    return [Path(c) for c in dict.fromkeys(candidates) if c]
-
-
-def searched(environ: Mapping[str, str], hints: Hints = NO_HINTS) -> list[Path]:
-    """The directories that are searched: only $PODWATCH_RUNTIME_DIR if it is set."""
+def searched(environ: Mapping[str, str]) -> list[Path]:
+    """The directories that may hold runs."""
     explicit = environ.get("PODWATCH_RUNTIME_DIR")
-    return [Path(explicit)] if explicit else runtime_roots(environ, hints)
+    usual = (*environ.get("RUNTIME_DIRECTORY", "").split(":"), "/run/podwatch")
+    return [Path(explicit)] if explicit else [Path(place) for place in dict.fromkeys(usual) if place]
 
 
 def _state_roots(environ: Mapping[str, str], hints: Hints) -> list[Path]:
@@ -120,7 +105,7 @@ def _state_roots(environ: Mapping[str, str], hints: Hints) -> list[Path]:
 
 def _directories(environ: Mapping[str, str], hints: Hints) -> Iterator[Path]:
     """The directory of each run that may be here."""
-    for root in searched(environ, hints):
+    for root in searched(environ):
         with contextlib.suppress(OSError):
             yield from sorted(root.iterdir())
     for root in _state_roots(environ, hints):

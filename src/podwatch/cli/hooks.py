@@ -47,7 +47,7 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
     from podwatch.domain.secrets import scrub
     from podwatch.hooks import start_child
     from podwatch.hooks.hook_runner import directory, document_of, variables_of
-    from podwatch.policy.hooks import Occasion
+    from podwatch.hooks.occasions import Occasion
 
     settings = load(where)
     hook = _named(settings, name)
@@ -80,9 +80,9 @@ def run(where: Where, name: str, step: int | None, as_json: bool) -> None:
 
 def _checkpoint(settings: "Settings", step: int | None) -> tuple[int | None, dict[str, Any]]:
     """The step and what a hook gets about its checkpoint. UsageError if it is not on this pod."""
+    from podwatch.app.hooks import facts_of
     from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import look
-    from podwatch.daemon.hooks import facts_of
     from podwatch.domain.checkpoint import newest_complete
     from podwatch.domain.errors import UsageError
 

@@ -6,7 +6,6 @@ supervisor of the running trainer is not part of the service, so training contin
 """
 
 import contextlib
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from podwatch.cli.common import Where, clean, common
-from podwatch.cli.install_plan import Key, Plan, executable, plan_install, plan_key, variables_of
+from podwatch.cli.install_plan import Plan, executable, key_for_service, plan_install
 from podwatch.cli.systemd_service import (
     ETC,
     Origin,
@@ -30,9 +29,9 @@ from podwatch.cli.systemd_service import (
     show,
     start,
     systemctl,
-    systemd_version,
+    variables_of,
 )
-from podwatch.domain.errors import Busy, ConfigurationError, HostError, UsageError
+from podwatch.domain.errors import Busy, ConfigurationError, HostError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
@@ -42,30 +41,36 @@ if TYPE_CHECKING:
 @common
 @click.option("--dry-run", is_flag=True, help="Only show what would be written and started.")
 @click.option("--no-start", is_flag=True, help="Write and enable everything, but start or restart nothing.")
-@click.option("--force", is_flag=True, help="Replace files that podwatch did not write, too; each is kept as FILE.old.")
-def command(where: Where, dry_run: bool, no_start: bool, force: bool) -> None:
+def command(where: Where, dry_run: bool, no_start: bool) -> None:
     """Run podwatch as a systemd service: write the unit and a drop-in for this configuration, enable and start it.
 
-    Without a configuration it writes one first, as `podwatch config init` does. The store's key is taken from the
-    environment if no file has it, and written to a file with mode 0600. Run it again after an upgrade: training
-    continues. Needs root. `podwatch uninstall` removes the service.
+    The store's key is taken from the environment if no file has it, and written to a file with mode 0600. Run it again
+    after an upgrade: training continues. Needs root. `podwatch uninstall` removes the service.
     """
     service = service_of(where.run)
     if not dry_run:
         _require_service(where)
-    settings, config = _load(where, service, dry_run=dry_run)
-    plan = plan_install(settings, config, executable(), name=where.run, systemd=systemd_version())
-    key = plan_key(settings, service, os.environ)
+        _keep_private(service.key_file)
+    settings, config = _load(where, service)
+    plan = plan_install(settings, config, executable(), name=where.run)
+    key = key_for_service(settings, service, os.environ)
     if dry_run:
-        _show(plan, key)
+        _write(plan, key, dry_run=True)
+        click.echo("\n".join(f"note: {clean(note)}" for note in plan.notes), nl=bool(plan.notes))
+        click.echo(f"would enable and {'restart' if active(service.unit) else 'start'} {service.unit}")
         return
-    _refuse(plan, settings, force=force)
-    changed = _write(plan, key)
+    _refuse(plan, settings)
+    changed = _write(plan, key, dry_run=False)
     if changed:
         systemctl("daemon-reload")
     for note in plan.notes:
         click.echo(f"note: {clean(note)}")
-    _bring_up(service, settings, changed=changed, no_start=no_start, missing_key=key.missing)
+    if key is not None and not key:
+        click.echo(
+            f"note: NOT BACKED UP: no key of the store found. Put it into {service.key_file} (mode 0600), then"
+            f" `systemctl restart {service.unit}`"
+        )
+    _bring_up(service, settings, changed=changed, no_start=no_start)
 
 
 def _require_service(where: Where) -> None:
@@ -77,48 +82,23 @@ def _require_service(where: Where) -> None:
     require_systemd([*command, "install"])
 
 
-def _load(where: Where, service: Service, *, dry_run: bool) -> tuple["Settings", Path]:
+def _load(where: Where, service: Service) -> tuple["Settings", Path]:
     """The settings as the service will load them: with its environment file, without this shell's variables."""
     from podwatch.config.loading import find_file, load_settings
 
-    environ = _named_config(os.environ)
+    environ = {name: value for name, value in os.environ.items() if name == "PODWATCH_CONFIG"}
     named = where.config or ("" if environ else service.installed_for()[1])
     if not where.config and named and not Path(named).is_file():
         named = ""
     path = find_file(Path(named) if named else None, environ=environ, run=where.run)
-    made = path is None
     if path is None:
-        if dry_run:
-            raise ConfigurationError(
-                "no configuration found: `podwatch install` would write one first",
-                where=str(service.configuration),
-                fix=f"write it with `podwatch config init -o {service.configuration}`",
-            )
-        path = _make_configuration(service)
-    if not dry_run:
-        _keep_private(service.key_file)
-    environ |= {k: v for k, v in variables_of(service.key_file).items() if k.startswith("PODWATCH_")}
-    settings = load_settings(path, environ=environ, run=where.run).settings
-    if made and not settings.trainer.command:
         raise ConfigurationError(
-            "the new configuration has no training command yet, so nothing was installed",
-            where=str(path),
-            fix="fill in [trainer] command and output_dir, then run `podwatch install` again",
+            "no configuration found",
+            where=str(service.configuration),
+            fix=f"write it with `podwatch config init -o {service.configuration}`",
         )
-    return settings, path
-
-
-def _make_configuration(service: Service) -> Path:
-    from podwatch.cli.config import init
-    from podwatch.system.own_directories import own_directory
-
-    own_directory(ETC, 0o755)
-    try:
-        click.get_current_context().invoke(init, output=service.configuration)
-    except UsageError as error:
-        fix = f"`podwatch config init -o {service.configuration} --pid PID`, then `podwatch install` again"
-        raise UsageError(error.what, where=error.where, fix=fix) from error
-    return service.configuration
+    environ |= {k: v for k, v in variables_of(service.key_file).items() if k.startswith("PODWATCH_")}
+    return load_settings(path, environ=environ, run=where.run).settings, path
 
 
 def _keep_private(file: Path) -> None:
@@ -130,28 +110,24 @@ def _keep_private(file: Path) -> None:
             click.echo(f"chmod 600 {file}")
 
 
-def _named_config(environ: Mapping[str, str]) -> dict[str, str]:
-    return {k: v for k, v in environ.items() if k == "PODWATCH_CONFIG"}
-
-
-def _refuse(plan: Plan, settings: "Settings", *, force: bool) -> None:
+def _refuse(plan: Plan, settings: "Settings") -> None:
     """Raises before anything is written: for a file that podwatch did not write as it is, for a service that guards
     another run, for a podwatch that guards this run without the service."""
     service = plan.service
     run, config = service.installed_for()
-    if run and run != settings.run_id and not force:
+    if run and run != settings.run_id:
         raise HostError(
             f"the service {service.unit} guards the run {run}; installing {settings.run_id} would end its guard",
             where=config,
-            fix=f"put the second run into {ETC}/NAME.toml and use `podwatch --run NAME install`; --force replaces it",
+            fix=f"put the second run into {ETC}/NAME.toml and use `podwatch --run NAME install`; to replace the"
+            " first one, `podwatch uninstall` it before",
         )
     for path, text in plan.files:
-        if _origin(path, text) is Origin.FOREIGN and not force:
+        if _origin(path, text) is Origin.FOREIGN:
             raise HostError(
                 f"{path} was not written by podwatch, which does not overwrite it",
-                where="`podwatch install --dry-run` shows the difference",
-                fix=f"put your changes into {service.dropin.parent}/50-local.conf, then use --force, which keeps your"
-                f" file as {path.name}.old",
+                where="`podwatch install --dry-run` shows what it would write",
+                fix=f"put your changes into {service.dropin.parent}/50-local.conf, and move the file away",
             )
     pid = guard_elsewhere(settings.run_id, settings.state_dir, service.unit)
     if pid:
@@ -171,33 +147,41 @@ def _origin(path: Path, text: str) -> Origin | None:
         raise HostError(f"cannot read the file: {error.strerror}", where=str(path)) from error
 
 
-def _write(plan: Plan, key: Key) -> bool:
-    """True when anything changed."""
+def _write(plan: Plan, key: Mapping[str, str] | None, *, dry_run: bool) -> bool:
+    """Write what is missing or differs, or only say what would be written. True when anything changed."""
+    from podwatch.cli.config import env_lines
     from podwatch.system.files import atomic_write
     from podwatch.system.own_directories import own_directory
 
+    did = "would write" if dry_run else "wrote    "
     changed = False
     try:
         for directory in plan.make:
             if not directory.exists():
-                directory.mkdir(mode=0o755 if directory.parent == Path("/") else 0o700)
-                click.echo(f"created   {directory}")
-        if key.text:
-            own_directory(ETC, 0o755)
-            atomic_write(plan.service.key_file, key.text, 0o600)
-            click.echo(f"wrote     {plan.service.key_file} (mode 0600): {_names(key)}")
+                click.echo(f"{'would create' if dry_run else 'created  '} {directory}")
+                if not dry_run:
+                    directory.mkdir(mode=0o755 if directory.parent == Path("/") else 0o700)
+        if key:
+            click.echo(f"{did} {plan.service.key_file} (mode 0600): {', '.join(key)} from this shell")
+            if not dry_run:
+                own_directory(ETC, 0o755)
+                atomic_write(plan.service.key_file, env_lines(key, "podwatch install"), 0o600)
         for path, text in plan.files:
             by = _origin(path, text)
             if by is None:
                 click.echo(f"unchanged {path}")
                 continue
+            changed = True
+            if dry_run:
+                differs = ", which podwatch did not write: move it away first" if by is Origin.FOREIGN else ""
+                click.echo("\n".join([f"{did} {path}{differs}", *(f"    {line}" for line in text.splitlines())]))
+                continue
             path.parent.mkdir(mode=0o755, exist_ok=True)
-            if by is not Origin.ABSENT:  # an operator may have added to it
+            if by is Origin.OURS:  # an operator may have added to it
                 path.replace(path.with_name(f"{path.name}.old"))
                 click.echo(f"kept      {path}.old")
             atomic_write(path, text, 0o644)
-            changed = True
-            click.echo(f"wrote     {path}")
+            click.echo(f"{did} {path}")
     except OSError as error:
         raise HostError(
             f"cannot write: {error.strerror}", where=str(error.filename), fix="check whether it is read-only"
@@ -205,40 +189,9 @@ def _write(plan: Plan, key: Key) -> bool:
     return changed
 
 
-def _names(key: Key) -> str:
-    return f"{', '.join(key.names)} from this shell" if key.names else "empty, for the store's key"
-
-
-def _show(plan: Plan, key: Key) -> None:
-    for directory in plan.make:
-        if not directory.exists():
-            click.echo(f"would create {directory}")
-    if key.text:
-        click.echo(f"would write {plan.service.key_file} (mode 0600): {_names(key)}")
-    for path, text in plan.files:
-        by = _origin(path, text) if os.access(path.parent, os.R_OK) else Origin.ABSENT
-        if by is None:
-            click.echo(f"unchanged {path}")
-        elif by is Origin.FOREIGN:
-            click.echo(f"differs   {path}: podwatch did not write it; only --force replaces it")
-            old = path.read_text(errors="replace").splitlines()
-            click.echo(
-                "\n".join(f"    {line}" for line in difflib.unified_diff(old, text.splitlines(), lineterm="", n=1))
-            )
-        else:
-            click.echo(f"would {'write' if by is Origin.ABSENT else 'replace'} {path}")
-            click.echo("".join(f"    {line}\n" for line in text.splitlines()), nl=False)
-    for note in plan.notes:
-        click.echo(f"note: {clean(note)}")
-    unit = plan.service.unit
-    verb = "restart" if active(unit) else "enable and start"
-    click.echo(f"would {verb} {unit} if anything changed" if verb == "restart" else f"would {verb} {unit}")
-
-
-def _bring_up(service: Service, settings: "Settings", *, changed: bool, no_start: bool, missing_key: bool) -> None:
+def _bring_up(service: Service, settings: "Settings", *, changed: bool, no_start: bool) -> None:
     """Enable the service, start it, or restart it where its files or podwatch's version changed."""
     from podwatch import __version__
-    from podwatch.config.store_kinds import kind_of
 
     unit = service.unit
     if show(unit, "UnitFileState") != "enabled":
@@ -246,14 +199,6 @@ def _bring_up(service: Service, settings: "Settings", *, changed: bool, no_start
         click.echo(f"enabled   {unit}: it starts with the machine")
     running = active(unit)
     verb = "restart" if running else "start"
-    if missing_key:
-        kind = kind_of(settings.sync.store)
-        names = " and ".join(kind.key) if kind is not None else "its variables"
-        raise ConfigurationError(
-            "the service is installed, but not started: the store's key is missing",
-            where=str(service.key_file),
-            fix=f"put {names} there (mode 0600), then run `podwatch install` again",
-        )
     version = running_version(settings.run_id, settings.state_dir) if running else ""
     if running and not changed and version in ("", __version__):
         click.echo(f"{unit} is running with these files: nothing to do")

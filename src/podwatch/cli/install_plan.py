@@ -7,14 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.cli.systemd_service import SIGNATURE, Service, service_of
+from podwatch.cli.systemd_service import SIGNATURE, Service, service_of, variables_of
 from podwatch.domain.errors import ConfigurationError, HostError, InternalError
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
-
-RESTART_STEPS_SINCE = 254
-"""The first systemd with RestartSteps= and RestartMaxDelaySec=."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +24,8 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The store's key for the service: the text of the key file to write (empty: nothing), with the names in it, and
-    whether the service would be without a key."""
-
-    text: str = ""
-    names: tuple[str, ...] = ()
-    missing: bool = False
-
-
-def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "", systemd: int = 0) -> Plan:
-    """The plan for a configuration. With ``name`` an instance, podwatch@NAME. ``systemd``: its version, 0 if unknown.
+def plan_install(settings: "Settings", config: Path, command: list[str], *, name: str = "") -> Plan:
+    """The plan for a configuration. With ``name`` an instance, podwatch@NAME.
 
     ConfigurationError or HostError if the service would fail at its first start.
     """
@@ -61,8 +48,6 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
         "[Service]",
         f"ReadWritePaths={' '.join(quote(p) for p in writable)}",
     ]
-    if systemd >= RESTART_STEPS_SINCE:  # an older systemd warns about an unknown setting at every reload
-        dropin += ["RestartSteps=6", "RestartMaxDelaySec=1min"]
     if config != service.configuration:
         dropin += ["ExecStart=", f"ExecStart={exec_line([*command, '--config', str(config), 'run'])}"]
     files = (
@@ -72,25 +57,19 @@ def plan_install(settings: "Settings", config: Path, command: list[str], *, name
     return Plan(service, files, make, tuple(_notes(command)))
 
 
-def plan_key(settings: "Settings", service: Service, environ: Mapping[str, str]) -> Key:
-    """The key that the service will find, or that ``environ`` (this shell's) has. ConfigurationError, PermissionDenied
-    for a file that cannot be used."""
+def key_for_service(settings: "Settings", service: Service, environ: Mapping[str, str]) -> dict[str, str] | None:
+    """What to write into the service's key file: the key that ``environ`` (this shell's) has; empty if there is none,
+    or if the file is an operator's. None where the service finds a key: in its file, the trainer's, or, for S3,
+    possibly where AWS's tools look. ConfigurationError, PermissionDenied for a file that cannot be used."""
     from podwatch.config.store_kinds import kind_of
 
     kind = kind_of(settings.sync.store)
-    if kind is None or not kind.key:
-        return Key()
-    there = variables_of(service.key_file)
-    if _is_written(settings, there):
-        return Key()
+    if kind is None or not kind.key or _is_written(settings, variables_of(service.key_file)):
+        return None
     here = {name: environ[name] for name in (*kind.key, *kind.more) if environ.get(name)}
-    if not set(kind.key) <= here.keys():
-        here = {}
-    if not here and _is_found_by_aws(settings, there):
-        return Key()
-    if there or (not here and service.key_file.exists()):
-        return Key(missing=True)
-    return Key(_key_lines(here), tuple(here), missing=not here)
+    if set(kind.key) <= here.keys() and not service.key_file.exists():
+        return here
+    return None if settings.sync.store.startswith("s3:") else {}
 
 
 def _is_written(settings: "Settings", variables: Mapping[str, str]) -> bool:
@@ -102,31 +81,6 @@ def _is_written(settings: "Settings", variables: Mapping[str, str]) -> bool:
     if access is None:
         return False
     return bool(asdict(access).get("access_key", "key") or asdict(access).get("profile"))
-
-
-def _is_found_by_aws(settings: "Settings", variables: Mapping[str, str]) -> bool:
-    """Whether an S3 store's credentials are where AWS's tools look: its files, SSO, the container, the machine. Can ask
-    the network for a few seconds."""
-    if not settings.sync.store.startswith("s3:"):
-        return False
-    from podwatch.store.objects.access import access_for
-    from podwatch.store.objects.s3 import S3Access, finds_credentials
-
-    access = access_for(settings, variables)
-    return isinstance(access, S3Access) and finds_credentials(access)
-
-
-def variables_of(file: Path) -> dict[str, str]:
-    """The variables of the service's environment file; none where there is no file, or only root can read it."""
-    from podwatch.trainer.environment import read_env_file
-
-    return read_env_file(file) if os.access(file, os.R_OK) else {}
-
-
-def _key_lines(values: Mapping[str, str]) -> str:
-    from podwatch.cli.config import env_lines
-
-    return env_lines(values, "podwatch install")
 
 
 def writable_paths(settings: "Settings") -> tuple[tuple[Path, ...], tuple[Path, ...]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podwatch.cli.common import Where
-from podwatch.domain.errors import ConfigurationError, HostError, UsageError
+from podwatch.cli.common import Where, find_daemon
+from podwatch.domain.errors import ConfigurationError, HostError, PodwatchError, RemoteError, UsageError
 
 if TYPE_CHECKING:
     from podwatch.checkpoints.held_back import HeldBack
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
 
 
 def load(where: Where) -> "Settings":
-    """The settings that ``podwatch run`` would use. ConfigurationError (exit 78)."""
-    from podwatch.config.loading import load_settings
+    """The settings that ``podwatch run`` would use; where no file is named or in its usual place, those of the podwatch
+    that runs. ConfigurationError (exit 78)."""
+    from podwatch.config.loading import find_file, load_settings
 
-    path = Path(where.config) if where.config else None
+    path = find_file(Path(where.config) if where.config else None, environ=os.environ, run=where.run)
+    if path is None and (found := find_daemon(where)) is not None and found.endpoint.config_path:
+        path = Path(found.endpoint.config_path)
     return load_settings(path, environ=os.environ, run=where.run).settings
 
 
@@ -69,7 +72,7 @@ def _journal_if_any(settings: "Settings") -> "Journal | None":
 
 def run_file(settings: "Settings", run_id: str = "") -> "RunFile":
     """run.json of this run, or of another one of the same state directory; not read yet."""
-    from podwatch.daemon.paths_and_run_lock import workspace_of
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.recovery.run_file import RunFile
     from podwatch.system.clock import SystemClock
 
@@ -91,10 +94,10 @@ def record_files(settings: "Settings", workspace: "Workspace") -> "RecordFiles":
 def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue":
     """A catalogue after two scans, which completeness needs, with the checkpoints marked that the daemon holds back.
     ``problems`` receives what could not be read for the marks. Blocks on the file system."""
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.checkpoints.known_checkpoints import Catalogue
     from podwatch.checkpoints.records import CheckpointRecords
     from podwatch.checkpoints.trainers import make_layout
-    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.system.clock import SystemClock
     from podwatch.system.procfs import boot_id, boot_wall
 
@@ -127,8 +130,8 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
 
 def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None", problems: list[str]) -> "HeldBack":
     """The checkpoints that a daemon would hold back if it started now, by journal and run.json."""
+    from podwatch.app import held_back_findings
     from podwatch.checkpoints.held_back import HeldBack
-    from podwatch.daemon import held_back_findings
     from podwatch.domain.errors import PodwatchError
 
     held = (
@@ -207,8 +210,7 @@ def store_access(settings: "Settings") -> "Access":
 
 def service_environment(run_id: str) -> dict[str, str]:
     """What systemd gives the service of this run from its key file; nothing where none is installed."""
-    from podwatch.cli.install_plan import variables_of
-    from podwatch.cli.systemd_service import Service
+    from podwatch.cli.systemd_service import Service, variables_of
 
     for service in (Service(), Service(run_id)):
         if service.installed_for()[0] == run_id:
@@ -245,9 +247,54 @@ def inventory_of(settings: "Settings") -> "Iterator[tuple[Objects, StoreOfRun, I
 
 
 @contextmanager
+def opened(where: Where, url: str) -> "Iterator[tuple[Objects, str, str]]":
+    """The store, the prefix of all runs in it, and the configured run ("" with ``url``, which needs no
+    configuration)."""
+    from podwatch.store.objects.access import access_from
+    from podwatch.store.objects.open import open_objects, parse_url
+
+    settings = None if url else load(where)
+    place = url if settings is None else require_store(settings)
+    own = where.run if settings is None else settings.run_id
+    _refuse_absent(place)
+    access = access_from(url, os.environ) if settings is None else store_access(settings)
+    store, prefix = open_objects(place, access, connections=2), parse_url(place).prefix
+    try:
+        yield store, prefix, own
+    finally:
+        store.close()
+
+
+def _refuse_absent(url: str) -> None:
+    """A directory that is not there is not an empty store: its disk is not mounted, or the name is wrong."""
+    from podwatch.store.objects.open import parse_url
+
+    path = parse_url(url).path
+    if path is not None and not path.is_dir() and os.access(path.parent, os.X_OK):
+        what = f"directory {path} not found"
+        raise RemoteError(what, where=url, fix="mount it, or correct the store's URL", transient=False)
+
+
+@contextmanager
+def fixes_for(url: str, run_id: str) -> Iterator[None]:
+    """With --store there is no configuration: an error names commands that work without one."""
+    try:
+        yield
+    except PodwatchError as error:
+        at = f"--store {url}`"
+        for named, instead in (
+            ("`podwatch store ls`", f"`podwatch runs show {run_id} {at}"),
+            ("`podwatch runs list`", f"`podwatch runs list {at}"),
+            ("`podwatch restore --step N`", f"`podwatch runs restore {run_id} --step N --to DIR {at}"),
+        ):
+            error.fix = error.fix.replace(named, instead) if url else error.fix
+        raise
+
+
+@contextmanager
 def pins_here(settings: "Settings", run: str) -> Iterator[frozenset[int]]:
     """The steps that are pinned on this pod, under the run's lock. Busy if a podwatch guards the run here."""
-    from podwatch.daemon.paths_and_run_lock import GUARD_LOCK
+    from podwatch.app.paths_and_run_lock import GUARD_LOCK
     from podwatch.system.files import FileLock
 
     state = settings.state_dir / run

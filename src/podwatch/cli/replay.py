@@ -135,7 +135,7 @@ def document(result: "Replay") -> dict[str, Any]:
 
 
 def _told(told: "ReplayedFinding") -> dict[str, Any]:
-    from podwatch.reporting.json_documents import finding_document
+    from podwatch.report.json_documents import finding_document
 
     seconds = max(0.0, told.at - told.since)
     return {
@@ -148,9 +148,9 @@ def _told(told: "ReplayedFinding") -> dict[str, Any]:
 
 
 def _own_recording(where: Where) -> Path:
+    from podwatch.app.paths_and_run_lock import RECORDING
     from podwatch.cli.offline import load
     from podwatch.config.problems import ConfigurationProblems
-    from podwatch.daemon.paths_and_run_lock import RECORDING
     from podwatch.domain.errors import ConfigurationError
 
     try:
@@ -175,7 +175,7 @@ def _own_recording(where: Where) -> Path:
 
 def _policies(where: Where) -> "Policies":
     """The thresholds of the given configuration."""
+    from podwatch.app.settings_in_force import policies_from
     from podwatch.cli.offline import load
-    from podwatch.daemon.settings_in_force import policies_from
 
     return policies_from(load(where), max_steps=None)

@@ -57,31 +57,37 @@ def command(where: Where, step: int | None, to: Path | None, with_exports: bool,
     known = True
     if to is None:
         known = _record_run(settings, report, alone=alone)
-    if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "step": report.step,
-                "save_id": report.save_id,
-                "lineage": report.lineage,
-                "parts": list(report.parts),
-                "total_bytes": report.total_bytes,
-                "downloaded_bytes": report.downloaded_bytes,
-                "set_aside": list(report.moved),
-                "refused": list(report.refused),
-                "doubt": report.doubt,
-                "optional": list(report.exports.parts),
-                "left_out": list(report.exports.left_out),
-                "train_command": list(report.train_command),
-            }
+    show(settings.run_id, report, as_json=as_json)
+    if not known and not as_json:
+        click.echo(
+            "output_dir holds other checkpoints without a run record: podwatch does not resume from them; if they"
+            " are yours: `podwatch run --adopt-existing`"
         )
-    else:
+
+
+def show(run_id: str, report: "Restored", *, as_json: bool) -> None:
+    """Print the result of a restore."""
+    if not as_json:
         click.echo("\n".join(describe(report)))
-        if not known:
-            click.echo(
-                "output_dir holds other checkpoints without a run record: podwatch does not resume from them; if they"
-                " are yours: `podwatch run --adopt-existing`"
-            )
+        return
+    print_json(
+        {
+            "schema_version": 1,
+            "run_id": run_id,
+            "step": report.step,
+            "save_id": report.save_id,
+            "lineage": report.lineage,
+            "parts": list(report.parts),
+            "total_bytes": report.total_bytes,
+            "downloaded_bytes": report.downloaded_bytes,
+            "set_aside": list(report.moved),
+            "refused": list(report.refused),
+            "doubt": report.doubt,
+            "optional": list(report.exports.parts),
+            "left_out": list(report.exports.left_out),
+            "train_command": list(report.train_command),
+        }
+    )
 
 
 def describe(report: "Restored") -> list[str]:
@@ -114,10 +120,10 @@ def _refuse_beside_a_daemon(where: Where) -> None:
 
 
 def make_restorer(settings: "Settings", progress: Progress, *, in_place: bool) -> "Restorer":
+    from podwatch.app.paths_and_run_lock import workspace_of
     from podwatch.checkpoints.inspector import INSPECTOR
     from podwatch.checkpoints.trainers import make_layout
     from podwatch.cli.offline import record_files, store_of_run
-    from podwatch.daemon.paths_and_run_lock import workspace_of
     from podwatch.store.restore.restore import OutagePatience, Restorer
 
     workspace = _workspace(settings) if in_place else workspace_of(settings)
@@ -133,7 +139,7 @@ def make_restorer(settings: "Settings", progress: Progress, *, in_place: bool) -
 
 def _workspace(settings: "Settings") -> "Workspace":
     """A workspace outside output_dir if a test rename from there works, else inside."""
-    from podwatch.daemon.paths_and_run_lock import workspace_of
+    from podwatch.app.paths_and_run_lock import workspace_of
 
     workspace = workspace_of(settings)
     workspace.check()

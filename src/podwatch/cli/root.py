@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from podwatch import __version__
-from podwatch.cli.common import ENDS_WITH, SuggestingGroup, Where, for_terminal
+from podwatch.cli.common import SuggestingGroup, Where, code_of_error, errors_end_with, for_terminal
 from podwatch.domain.errors import ExitCode, PodwatchError
 
 COMMANDS = {
@@ -94,15 +94,16 @@ INTERRUPTED = 130
 
 def run(command: click.Command) -> NoReturn:
     """Run ``command`` with the process's arguments and exit. ``PODWATCH_DEBUG=1`` shows tracebacks."""
+    errors_end_with(None)
     try:
         code = command.main(prog_name="podwatch", standalone_mode=False)
         sys.stdout.flush()
     except click.UsageError as error:
         error.show()
-        _exit(_code(error, ExitCode.USAGE))
+        _exit(code_of_error(ExitCode.USAGE))
     except click.ClickException as error:
         error.show()
-        _exit(_code(error, ExitCode.FAILED))
+        _exit(code_of_error(ExitCode.FAILED))
     except (click.Abort, KeyboardInterrupt):
         _exit(INTERRUPTED)
     except BrokenPipeError:
@@ -112,10 +113,10 @@ def run(command: click.Command) -> NoReturn:
     except PodwatchError as error:
         _debug()
         click.echo("\n".join(for_terminal(f"podwatch: {error}", err=True)), err=True)
-        _exit(_code(error, error.exit_code))
+        _exit(code_of_error(error.exit_code))
     except Exception as error:
         _debug()
-        failed = _code(error, ExitCode.FAILED)
+        failed = code_of_error(ExitCode.FAILED)
         if problem := _output_problem(error):
             _drop_output()
             click.echo(f"podwatch: cannot write the output: {problem}", err=True)
@@ -127,11 +128,6 @@ def run(command: click.Command) -> NoReturn:
         )
         _exit(failed)
     _exit(code if isinstance(code, int) else ExitCode.OK)
-
-
-def _code(error: Exception, usual: ExitCode) -> ExitCode:
-    """The exit code for ``error``: that of a ``MonitoringCommand``, else the usual one."""
-    return getattr(error, ENDS_WITH, usual)
 
 
 def _output_problem(error: Exception) -> str:

@@ -37,8 +37,8 @@ def command(
     again; 69 finished, but not everything could be stored; 86 run again, preferably on another machine; 64, 77, 78 as
     for every command.
     """
-    from podwatch.daemon.entry import run_daemon
-    from podwatch.daemon.variables_of_own_processes import UNDER_INIT
+    from podwatch.app.entry import run_daemon
+    from podwatch.app.variables_of_own_processes import UNDER_INIT
 
     if job and detach:
         raise UsageError("--job and --detach exclude each other", fix="an engine waits for its job: leave out --detach")

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.common import SuggestingGroup, Where, clean, columns, common, confirm, json_option, print_json
-from podwatch.cli.offline import checked_run_id, pins_here, require_store
-from podwatch.cli.open_stores import fixes_for, opened
+from podwatch.cli.offline import checked_run_id, fixes_for, opened, pins_here, require_store
 from podwatch.cli.runs_check import check, store_option
-from podwatch.cli.runs_show_and_diff import completed_table, diff, show, summary_document
+from podwatch.cli.runs_show_and_diff import diff, show, summary_document
 from podwatch.domain.errors import PermissionDenied
 from podwatch.domain.times import ago, amount, rfc3339, size
 
@@ -34,45 +33,26 @@ command.add_command(diff)
 @command.command("list", short_help="List the runs in the store.")
 @common
 @store_option
-@click.option("--completed", is_flag=True, help="Only runs that ended: start, end, duration, cost, step, outcome.")
 @json_option
-def list_command(where: Where, store: str, completed: bool, as_json: bool) -> None:
+def list_command(where: Where, store: str, as_json: bool) -> None:
     """List every run below the store's prefix: newest step, checkpoints, size, last heartbeat, cost. Costs one listing
     (a class C call per 1,000 objects) and two or three small reads per run."""
-    import time
-
     from podwatch.store.runs.find import list_runs
 
     now = time.time()
     with opened(where, store) as (reading, prefix, own):
         runs, remark = list_runs(reading, prefix, own, now)
         url = reading.url
-    remark = remark or _without_files(url, runs)
-    if completed:
-        runs = tuple(run for run in runs if run.summary is not None and run.summary.ended)
     if as_json:
         document = {"schema_version": 1, "store_url": url, "remark": remark}
         print_json(document | {"runs": [_run_document(r) for r in runs]})
     else:
         if not runs:
-            click.echo(f"no {'completed ' if completed else ''}runs in {clean(url)}")
-        lines = completed_table(r.summary for r in runs if r.summary is not None) if completed else _table(runs, now)
-        for line in lines:
+            click.echo(f"no runs in {clean(url)}")
+        for line in _table(runs, now):
             click.echo(line)
         if remark:
             click.echo(clean(remark), err=True)
-
-
-def _without_files(url: str, runs: "tuple[RunInStore, ...]") -> str:
-    """A remark about the runs of a directory store of which only empty directories are there: an interrupted copy."""
-    from podwatch.domain.safe_names import valid_run_id
-
-    if not url.startswith("file://"):
-        return ""
-    known = {run.run_id for run in runs}
-    names = sorted(path.parent.name for path in Path(url.removeprefix("file://")).glob("*/podwatch"))
-    empty = [name for name in names if valid_run_id(name) and name not in known]
-    return f"without any file: {', '.join(empty[:10])} (empty directories; copy them again)" if empty else ""
 
 
 def _table(runs: "tuple[RunInStore, ...]", now: float) -> list[str]:
@@ -91,14 +71,14 @@ def _table(runs: "tuple[RunInStore, ...]", now: float) -> list[str]:
 def _life(run: "RunInStore", now: float) -> str:
     if run.archived_wall is not None:
         return f"archived {ago(now - run.archived_wall)}"
-    if run.listing.heartbeat_wall is None:
-        return "none" if run.alive is None else f"claimed {ago(run.alive)}"
-    last = run.last
+    if run.active.written_wall is None:
+        return "none" if run.active.seconds is None else f"claimed {ago(run.active.seconds)}"
+    last = run.active.said
     where = f"{last.instance.provider} {last.instance.id}" if last.instance.provider else ""
     spent = run.summary
-    cost = amount(spent.cost, spent.currency) if spent is not None and spent.cost is not None else ""
+    cost = amount(spent.cost, spent.currency) if spent.cost is not None else ""
     said = (
-        ago(max(0.0, now - run.listing.heartbeat_wall)),
+        ago(max(0.0, now - run.active.written_wall)),
         clean(last.outcome or last.left_as),
         clean(where),
         clean(cost),
@@ -107,20 +87,21 @@ def _life(run: "RunInStore", now: float) -> str:
 
 
 def _run_document(run: "RunInStore") -> dict[str, Any]:
+    last = run.active.said
     return {
         "run_id": run.run_id,
         "newest_step": run.newest_step,
         "saves": len(run.listing.saves),
         "size_bytes": run.listing.size_bytes,
-        "heartbeat_at": rfc3339(run.listing.heartbeat_wall),
-        "state": run.last.left_as,
-        "outcome": run.last.outcome or None,
-        "instance": run.last.instance.to_dict() if run.last.instance.provider else None,
-        "alive": run.alive is not None,
+        "heartbeat_at": rfc3339(run.active.written_wall),
+        "state": last.left_as,
+        "outcome": last.outcome or None,
+        "instance": last.instance.to_dict() if last.instance.provider else None,
+        "alive": run.active.seconds is not None,
         "archived": run.archived_wall is not None,
         "archived_at": rfc3339(run.archived_wall),
         "problem": run.problem,
-        "record": None if run.summary is None else summary_document(run.summary),
+        "record": None if run.active.beat is None else summary_document(run.summary),
     }
 
 
@@ -146,6 +127,7 @@ def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, a
     from podwatch.cli.offline import load
     from podwatch.cli.progress import Progress
     from podwatch.cli.restore import make_restorer
+    from podwatch.cli.restore import show as show_restored
     from podwatch.config.command_directory import absolute
     from podwatch.system.clock import SystemClock
 
@@ -155,25 +137,7 @@ def restore(where: Where, run_id: str, store: str, step: int | None, to: Path, a
     of_run = settings.model_copy(update={"run_id": name})
     with fixes_for(store, name), Progress(SystemClock(), quiet=as_json) as progress:
         report = make_restorer(of_run, progress, in_place=False).fetch(step, to=to, progress=progress.show)
-    if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "run_id": name,
-                "step": report.step,
-                "save_id": report.save_id,
-                "parts": list(report.parts),
-                "total_bytes": report.total_bytes,
-                "downloaded_bytes": report.downloaded_bytes,
-                "refused": list(report.refused),
-            }
-        )
-        return
-    click.echo(f"restored step {report.step} of {name}: {size(report.total_bytes)}, every size and hash verified")
-    for path in report.parts:
-        click.echo(f"  {clean(path)}")
-    for reason in report.refused:
-        click.echo(f"  skipped: {clean(reason)}")
+    show_restored(name, report, as_json=as_json)
 
 
 # -- archive ---------------------------------------------------------------------------------------------------------
@@ -190,7 +154,6 @@ def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_j
     """Delete all checkpoints of a finished run from the store except the newest (--keep milestones keeps those too).
     podwatch also keeps what a pointer names or named within a day, pinned checkpoints, and other tools' objects. It
     refuses while a podwatch guards the run."""
-
     import socket
 
     from podwatch.cli.offline import load

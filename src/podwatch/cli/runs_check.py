@@ -1,21 +1,28 @@
-"""``podwatch runs check``: is a run well, asked from anywhere with a read key, once or again and again."""
+"""``podwatch runs check``: is a run well, asked from anywhere with a read key."""
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, for_terminal, json_option, print_json
-from podwatch.cli.offline import checked_run_id
-from podwatch.cli.open_stores import opened
+from podwatch.cli.common import (
+    Duration,
+    MonitoringCommand,
+    Where,
+    clean,
+    colours,
+    common,
+    for_terminal,
+    json_option,
+    print_json,
+)
+from podwatch.cli.offline import checked_run_id, opened
 from podwatch.domain.errors import PodwatchError
 
 if TYPE_CHECKING:
     from podwatch.store.objects.base import Objects
     from podwatch.store.runs.judge import Judgement, Level, Limits, RunEvidence
 
-WATCH_SECONDS = 60.0
 LISTING_SECONDS = 40.0
 """For the names of all runs: monitoring waits for an answer, and a store can send page after page without an end."""
 _COLOURS = ("green", "yellow", "red", "magenta")
@@ -23,44 +30,13 @@ _COLOURS = ("green", "yellow", "red", "magenta")
 store_option = click.option("--store", metavar="URL", default="", help="The store; no configuration is needed then.")
 
 
-class _Span(click.ParamType):  # type: ignore[type-arg]
-    """A duration such as 90s, 5m or 2h, in seconds. (Only new versions of click have a generic ParamType.)"""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        from podwatch.config.units import parse_duration
-
-        if isinstance(value, float):
-            return value
-        try:
-            return float(parse_duration(value))
-        except ValueError:
-            self.fail(f'{value!r} is not a duration: write for example "5m" or "2h"', param, ctx)
-
-
-_SPAN = _Span()
-
-
 @click.command("check", cls=MonitoringCommand, short_help="Is a run well? From anywhere with a read key.")
 @common
 @click.argument("run_id", metavar="[RUN]", default="")
 @store_option
-@click.option("--dead-after", type=_SPAN, help="Without a heartbeat for so long, the run is dead. Default: 5m.")
-@click.option("--watch", is_flag=True, help="Repeat it until Ctrl-C, and print what changes.")
-@click.option(
-    "--every", type=_SPAN, default=WATCH_SECONDS, help="With --watch: time between two readings. Default: 60s."
-)
+@click.option("--dead-after", type=Duration(), help="Without a heartbeat for so long, the run is dead. Default: 5m.")
 @json_option
-def check(
-    where: Where,
-    run_id: str,
-    store: str,
-    dead_after: float | None,
-    watch: bool,
-    every: float,
-    as_json: bool,
-) -> None:
+def check(where: Where, run_id: str, store: str, dead_after: float | None, as_json: bool) -> None:
     """Judge a run by its heartbeat, its claims and its newest checkpoint in the store, one line each; without
     RUN the configured run, or with --store every run. Ages are by the store's clock. Works without a daemon, from a
     laptop, cron or CI, with the key in B2_APPLICATION_KEY_ID and B2_APPLICATION_KEY. Exit: 0 ok, 1 warning (no new
@@ -68,15 +44,11 @@ def check(
     the store)."""
     from podwatch.store.runs.judge import Level, Limits
 
-    if watch and as_json:
-        raise click.UsageError("--watch and --json cannot be used together")
     limits = Limits() if dead_after is None else Limits(dead=dead_after, late=min(Limits().late, dead_after))
     try:
         with opened(where, store) as (reading, prefix, own):
-            chosen, url = run_id or ("" if store else own), reading.url
-            if watch:
-                _watch(reading, prefix, chosen, limits, max(1.0, every))
-            found = _judged(reading, prefix, chosen, limits)
+            url = reading.url
+            found = _judged(reading, prefix, run_id or ("" if store else own), limits)
     except PodwatchError as error:  # on stdout, which monitoring reads: also a missing key or a wrong configuration
         problem = " ".join(str(error).split())
         if as_json:
@@ -120,50 +92,6 @@ def _lines(evidence: "RunEvidence", judgement: "Judgement") -> list[str]:
     first, *more = for_terminal(f"{name} {clean(evidence.run_id)}: {clean(judgement.summary)}")
     word = click.style(name, fg=_COLOURS[judgement.level]) if colours() else name
     return [word + first.removeprefix(name), *more]
-
-
-def _watch(store: "Objects", prefix: str, run_id: str, limits: "Limits", every: float) -> None:
-    """Print each run whose verdict changes, after the time, until Ctrl-C. Each reading costs about five small reads for
-    each run, and without ``run_id`` one listing."""
-    seen: set[str] = set()
-    said: dict[str, tuple[str, str]] = {}
-    worst = _worst([])
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            worst, now = _reading(store, prefix, run_id, limits, seen)
-            for name, (verdict, lines) in now.items():
-                if said.get(name) != verdict:
-                    click.echo("\n".join([time.strftime("%Y-%m-%d %H:%M:%S"), *lines]))
-            said = {name: verdict for name, (verdict, _) in now.items()}
-            time.sleep(every)
-    raise click.exceptions.Exit(int(worst))
-
-
-def _reading(
-    store: "Objects", prefix: str, run_id: str, limits: "Limits", seen: set[str]
-) -> "tuple[Level, dict[str, tuple[tuple[str, str], list[str]]]]":
-    """The worst level, and by run its verdict (level and reason) and its lines; the empty name is the store's.
-    ``seen``: every run so far, which grows; one that has vanished is unknown, as a named one that is missing."""
-    from podwatch.domain.errors import RemoteError
-    from podwatch.store.runs.judge import Judgement, Level, RunEvidence
-
-    try:
-        found = _judged(store, prefix, run_id, limits)
-    except RemoteError as error:
-        return Level.UNKNOWN, {"": (("UNKNOWN", ""), for_terminal(f"UNKNOWN: {clean(error)}"))}
-    there = {evidence.run_id for evidence, _ in found}
-    gone = Judgement(Level.UNKNOWN, "not in the store any more")
-    found += [(RunEvidence(name), gone) for name in sorted(seen - there)]
-    seen |= there
-    if not found:
-        return Level.UNKNOWN, {"": (("UNKNOWN", "none"), [f"UNKNOWN: no runs in {clean(store.url)}"])}
-    return _worst(found), {
-        evidence.run_id: (
-            (judgement.level.name, "" if evidence.beat is None else evidence.beat.said.reason),
-            _lines(evidence, judgement),
-        )
-        for evidence, judgement in found
-    }
 
 
 def _document(evidence: "RunEvidence", judgement: "Judgement") -> dict[str, Any]:

@@ -1,16 +1,14 @@
-"""``podwatch runs show`` and ``podwatch runs diff``: a run as a record, from the store alone. And the table of
-``podwatch runs list --completed``."""
+"""``podwatch runs show`` and ``podwatch runs diff``: a run as a record, from the store alone."""
 
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, columns, common, json_option, print_json
-from podwatch.cli.offline import checked_run_id
-from podwatch.cli.open_stores import fixes_for, opened
+from podwatch.cli.common import Where, clean, common, json_option, print_json
+from podwatch.cli.offline import checked_run_id, fixes_for, opened
 from podwatch.cli.runs_check import store_option
 from podwatch.domain.times import ago, amount, rfc3339, size, span
 
@@ -95,7 +93,8 @@ def _lines(run: "StoredRun", now: float) -> Iterator[str]:
 def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
     summary = run.summary
     yield "run", summary.run_id + (f" ({run.layout})" if run.layout else "")
-    beat = "no heartbeat" if run.heartbeat_wall is None else f"last heartbeat {ago(max(0.0, now - run.heartbeat_wall))}"
+    written = run.active.written_wall
+    beat = "no heartbeat" if written is None else f"last heartbeat {ago(max(0.0, now - written))}"
     yield "outcome", f"{summary.outcome or 'none yet'} ({beat})" + (f": {summary.reason}" if summary.reason else "")
     if run.last is not None and run.last.outcome:
         yield "verdict", f"{run.last.outcome}, exit code {run.last.code}: {run.last.reason}"
@@ -104,7 +103,7 @@ def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
         where = f" ({summary.instance.provider} {summary.instance.id})" if summary.instance.provider else ""
         yield "last pod", summary.host + where
     newest = "no checkpoint" if run.newest_step is None else f"newest: step {run.newest_step}"
-    yield "stored", f"{newest}; {len(run.steps)} steps, {size(run.size_bytes)} in all"
+    yield "stored", f"{newest}; {len(run.steps)} steps, {size(run.listing.size_bytes)} in all"
     yield from (("wandb", f"{name} {identity}") for name, identity in sorted(run.wandb.items()))
     if run.texts.command:
         yield "command", shlex.join(run.texts.command)
@@ -116,7 +115,7 @@ def _spent(summary: "RunSummary") -> Iterator[tuple[str, str]]:
     """When it trained, how far, and at what cost."""
     if summary.started_wall is not None:
         took = "" if summary.duration is None else f", {span(summary.duration)}"
-        yield "from", f"{_day(summary.started_wall, exact=True)} to {_day(summary.ended_wall, exact=True)}{took}"
+        yield "from", f"{_minute(summary.started_wall)} to {_minute(summary.ended_wall)}{took}"
     if summary.step is not None:
         yield "step", f"{summary.step}" + (f" of {summary.target}" if summary.target is not None else "")
     if summary.goodput is not None:
@@ -130,32 +129,8 @@ def _spent(summary: "RunSummary") -> Iterator[tuple[str, str]]:
         yield "best", summary.best
 
 
-def _day(wall: float | None, *, exact: bool = False) -> str:
-    if wall is None:
-        return "-"
-    return time.strftime("%Y-%m-%d %H:%M UTC" if exact else "%Y-%m-%d", time.gmtime(wall))
-
-
-def completed_table(summaries: "Iterable[RunSummary]") -> list[str]:
-    """Runs that have ended, newest end first."""
-    ended = sorted((s for s in summaries if s.ended), key=lambda s: s.ended_wall or 0.0, reverse=True)
-    if not ended:
-        return []
-    rows = [("RUN", "START", "END", "DURATION", "COST", "STEP", "OUTCOME", "BEST")]
-    for s in ended:
-        rows.append(
-            (
-                clean(s.run_id),
-                _day(s.started_wall),
-                _day(s.ended_wall),
-                "-" if s.duration is None else span(s.duration),
-                "-" if s.cost is None else clean(amount(s.cost, s.currency)),
-                "-" if s.step is None else str(s.step),
-                clean(s.outcome),
-                clean(s.best),
-            )
-        )
-    return columns(rows if any(row[7] for row in rows[1:]) else [row[:7] for row in rows], right=(3, 4, 5))
+def _minute(wall: float | None) -> str:
+    return "-" if wall is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(wall))
 
 
 # -- documents -------------------------------------------------------------------------------------------------------
@@ -186,14 +161,14 @@ def run_document(run: "StoredRun", *, texts: bool) -> dict[str, Any]:
         "run_id": summary.run_id,
         "outcome": summary.outcome or None,
         "reason": summary.reason,
-        "heartbeat_at": rfc3339(run.heartbeat_wall),
+        "heartbeat_at": rfc3339(run.active.written_wall),
         "host": summary.host,
         "layout": run.layout,
         "lineage": run.lineage,
         "wandb": dict(run.wandb),
         "newest_step": run.newest_step,
         "stored_steps": list(run.steps),
-        "size_bytes": run.size_bytes,
+        "size_bytes": run.listing.size_bytes,
         **summary_document(summary),
         **texts_document(run.texts, contents=texts),
     }

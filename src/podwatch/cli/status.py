@@ -8,8 +8,8 @@ import click
 from podwatch.cli.ask_daemon import ask_live, ask_status, exit_code
 from podwatch.cli.common import MonitoringCommand, Where, clean, colours, common, for_terminal, json_option, print_json
 from podwatch.domain.errors import ExitCode, PodwatchError
-from podwatch.reporting.status_screen import plugin_line, render
-from podwatch.reporting.terminal_text import encodable, fit, repaint
+from podwatch.report.status_screen import plugin_line, render
+from podwatch.report.terminal_text import encodable, fit, repaint
 
 
 @click.command("status", cls=MonitoringCommand)
@@ -43,7 +43,7 @@ def command(where: Where, as_json: bool, watch: bool, plugin: bool, digest: bool
     elif plugin:
         click.echo(plugin_line(document))
     elif digest:
-        from podwatch.reporting.digest import text
+        from podwatch.report.digest import text
 
         lines = (for_terminal(clean(line), rest="") for line in text(document).splitlines())
         click.echo("\n".join(line for wrapped in lines for line in wrapped))

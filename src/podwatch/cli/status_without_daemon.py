@@ -31,19 +31,27 @@ def stale(found: Found) -> dict[str, Any]:
     reason = _reason(kind, summary, fix)
     reason["since"] = rfc3339(endpoint.stopped_wall or seen)
     document.update(
-        schema_version=1,
-        kind="podwatch-status",
-        running=False,
-        run_id=endpoint.run_id,
-        overall="unknown",
-        reasons=[reason],
-        headline=_headline(kind, lives, state),
+        _not_running(endpoint.run_id, reason, _headline(kind, lives, state)),
         rows=_rows(document, seen, now),
         snapshot_at=rfc3339(seen),
         training_alive=lives,
         time=rfc3339(now),
     )
     return document
+
+
+def _not_running(run_id: str, reason: dict[str, Any], headline: str) -> dict[str, Any]:
+    """What the document of every run says whose podwatch does not answer."""
+    return {
+        "schema_version": 1,
+        "kind": "podwatch-status",
+        "running": False,
+        "time": rfc3339(time.time()),
+        "run_id": run_id,
+        "overall": "unknown",
+        "reasons": [reason],
+        "headline": headline,
+    }
 
 
 def _state(document: dict[str, Any]) -> str:
@@ -82,7 +90,7 @@ def _rows(document: dict[str, Any], seen: float | None, now: float) -> list[dict
     if seen is None or not others:
         return run
     text = f"the values below are {span(now - seen)} old (from {local(seen, now)})"
-    return [*run, {"label": "", "text": text, "tone": "warning", "share": None, "narrow": ""}, *others]
+    return [*run, {"label": "", "text": text, "tone": "warning", "share": None}, *others]
 
 
 def _init_lives(directory: Path) -> bool:
@@ -99,17 +107,11 @@ def nothing(run: str, roots: list[Path], config: str) -> dict[str, Any]:
     named = f" for run {run}" if run else ""
     places = ", ".join(str(r) for r in roots)
     said = f"podwatch is not running{named} (no endpoint in {places})"
+    reason = _reason("podwatch-not-found", said, _start_hint(config))
     return {
-        "schema_version": 1,
-        "kind": "podwatch-status",
-        "running": False,
-        "time": rfc3339(time.time()),
-        "run_id": run,
-        "overall": "unknown",
-        "reasons": [_reason("podwatch-not-found", said, _start_hint(config))],
-        "headline": _headline("podwatch-not-found"),
+        **_not_running(run, reason, _headline("podwatch-not-found")),
         "not_backed_up": "",
-        "rows": [{"label": "run", "text": run, "tone": "", "share": None, "narrow": ""}] if run else [],
+        "rows": [{"label": "run", "text": run, "tone": "", "share": None}] if run else [],
         "snapshot_at": None,
         "training_alive": None,
     }

@@ -77,6 +77,13 @@ def service_of(name: str) -> Service:
     return Service(name)
 
 
+def variables_of(file: Path) -> dict[str, str]:
+    """The variables of the service's environment file; none where there is no file, or only root can read it."""
+    from podwatch.trainer.environment import read_env_file
+
+    return read_env_file(file) if os.access(file, os.R_OK) else {}
+
+
 # -- who wrote a file ------------------------------------------------------------------------------------------------
 
 
@@ -126,15 +133,6 @@ def require_systemd(command: list[str]) -> None:
             where=BOOT_ID,
             fix=f"umount {BOOT_ID} at each boot of the container, or use `podwatch run --detach`",
         )
-
-
-def systemd_version() -> int:
-    """The version of this machine's systemd; 0 if unknown."""
-    try:
-        done = subprocess.run(["systemctl", "--version"], capture_output=True, text=True, check=False)
-        return int(done.stdout.split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def systemctl(*arguments: str) -> None:

@@ -8,8 +8,19 @@ from typing import Any
 import click
 
 from podwatch.cli.ask_daemon import NotRunning, ask_status, call
-from podwatch.cli.common import Where, ask, clean, common, json_option, need_daemon, print_json, say
-from podwatch.domain.errors import Busy, ExitCode, UsageError
+from podwatch.cli.common import (
+    Duration,
+    Where,
+    ask,
+    clean,
+    common,
+    find_daemon,
+    json_option,
+    need_daemon,
+    print_json,
+    say,
+)
+from podwatch.domain.errors import Busy, ExitCode
 
 COMMAND_SHOWN = 60
 
@@ -189,33 +200,19 @@ def _until_ended(where: Where) -> str:
 
 @click.command("pause", short_help="Maintenance: podwatch does not stop or start training on its own.")
 @common
-@click.option("--for", "duration", metavar="TIME", default="", help='Duration, for example "2h"; else until `unpause`.')
+@click.option(
+    "--for", "seconds", metavar="TIME", type=Duration(), help='Duration, for example "2h"; else until `unpause`.'
+)
 @click.option("--reason", metavar="TEXT", default="", help="Reason, shown in the status.")
 @json_option
-def pause(where: Where, duration: str, reason: str, as_json: bool) -> None:
+def pause(where: Where, seconds: float | None, reason: str, as_json: bool) -> None:
     """Pause: podwatch reports problems but does not restart training. Uploads and pruning continue.
 
     A pause survives a restart of podwatch. The commands start, restart and stop-training still work. If other processes
     use the run's GPUs when the time is over, the pause continues until the GPUs are free.
     """
-    params = {"seconds": _seconds(duration), "reason": reason, "by": who()}
+    params = {"seconds": seconds, "reason": reason, "by": who()}
     say(ask(where, "pause", params, purpose="pause"), as_json=as_json)
-
-
-def _seconds(text: str) -> float | None:
-    if not text:
-        return None
-    from podwatch.config.units import parse_duration
-
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(str(error), where="--for", fix="omit --for to pause until `podwatch unpause`") from error
-    if seconds <= 0:
-        raise UsageError(
-            "the duration must be above zero", where=f"--for {text}", fix="to end a pause: `podwatch unpause`"
-        )
-    return seconds
 
 
 def who() -> str:
@@ -239,31 +236,25 @@ MORE_SECONDS = 5.0
 
 @click.command("preempt", short_help="The provider takes this machine away: end training and stop podwatch.")
 @common
-@click.option("--no-wait", is_flag=True, help="Do not wait until podwatch has stopped.")
 @json_option
-def preempt(where: Where, no_wait: bool, as_json: bool) -> None:
+def preempt(where: Where, as_json: bool) -> None:
     """End training and stop podwatch within [recovery] preempt_grace (3 s): the provider takes this machine away.
 
     podwatch writes `preempted` into the heartbeat, so that a replacement pod continues immediately, finishes a running
     upload if there is time, sends training SIGTERM, and stores what training saves until it ends. `podwatch run`, here
     or elsewhere, then continues training.
     """
-
     try:
         daemon = need_daemon(where, "end training")
     except NotRunning as error:  # "start it" is the wrong advice at a preemption
         fix = "send training SIGTERM yourself; the next `podwatch run`, here or elsewhere, continues it"
         raise NotRunning(error.what, where=error.where, fix=fix) from error
     answer = call(daemon.control_path, "preempt", {"by": who()})
-    if not no_wait:
-        _until_gone(where, float(answer.get("grace_seconds") or 3.0) + MORE_SECONDS)
-        answer = {**answer, "message": "preempted: podwatch sent training SIGTERM and stopped"}
-    say(answer, as_json=as_json)
+    _until_gone(where, float(answer.get("grace_seconds") or 3.0) + MORE_SECONDS)
+    say({**answer, "message": "preempted: podwatch sent training SIGTERM and stopped"}, as_json=as_json)
 
 
 def _until_gone(where: Where, seconds: float) -> None:
-    from podwatch.cli.common import find_daemon
-
     end = time.monotonic() + seconds
     while find_daemon(where) is not None:
         if time.monotonic() >= end:

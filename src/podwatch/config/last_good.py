@@ -4,7 +4,7 @@ A daemon that refuses to start because of a typo guards nothing. It therefore ke
 ``<state_dir>/<run_id>/``, uses it, and reports that. Without one it exits with 78.
 """
 
-import os
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,10 +15,10 @@ from podwatch.config.settings import Settings
 from podwatch.config.trusted_files import read_trusted, read_trusted_bytes
 from podwatch.domain.document import Document, Text, writable
 from podwatch.domain.errors import ConfigurationError, IntegrityError
-from podwatch.domain.safe_names import valid_run_id
+from podwatch.system.files import atomic_write
 
 COPY_NAME = "last-good.json"
-_SETTING = re.compile(r"""^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", re.M)
+_STATE_DIR = re.compile(r"""^\s*state_dir\s*=\s*(["'])(.*?)\1""", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +43,8 @@ def save_last_good(loaded: LoadedSettings) -> None:
     if loaded.path is None or loaded.refused:
         return
     target = last_good_path(loaded.settings.state_dir, loaded.settings.run_id)
-    content = _Copy(str(loaded.path), loaded.text).to_bytes()
-    if target.is_file() and target.read_bytes() == content:
-        return
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = target.with_name(f".{COPY_NAME}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    atomic_write(target, _Copy(str(loaded.path), loaded.text).to_bytes())
 
 
 def load_last_good(
@@ -106,26 +89,15 @@ def _named(path: Path | None, environ: Mapping[str, str], run: str) -> Path | No
 
 
 def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, object]) -> list[Path]:
-    """Possible copies. state_dir and run_id are read from the broken file line by line, because these two lines are
-    usually intact; then the default state_dir with every run."""
-    told: dict[str, str] = {}
-    try:
-        told = {name: value for name, _, value in _SETTING.findall(read_trusted(path))}
-    except ConfigurationError:
-        pass
-    for name in ("state_dir", "run_id"):
-        value = overrides.get(name) or environ.get(f"PODWATCH_{name.upper()}")
-        if value:
-            told[name] = str(value)
-    default = Settings.model_fields["state_dir"].default
-    places = [named_file(Path(told["state_dir"]), environ)] if "state_dir" in told else []
-    places.append(Path(default))
+    """Every copy in the state directory that flag, environment or the broken file names, then in the default one, the
+    newest first. In the file that line alone is read: it is usually intact."""
+    named = overrides.get("state_dir") or environ.get("PODWATCH_STATE_DIR")
+    if not named:
+        with contextlib.suppress(ConfigurationError):
+            named = next((found[2] for found in _STATE_DIR.finditer(read_trusted(path))), None)
+    places = [named_file(Path(str(named)), environ)] if named else []
     found: list[Path] = []
-    for place in dict.fromkeys(places):
-        if valid_run_id(told.get("run_id", "")):
-            found.append(last_good_path(place, told["run_id"]))
-        try:
+    for place in dict.fromkeys((*places, Path(Settings.model_fields["state_dir"].default))):
+        with contextlib.suppress(OSError):
             found += sorted(place.glob(f"*/{COPY_NAME}"), key=lambda file: file.stat().st_mtime, reverse=True)
-        except OSError:
-            continue
-    return [copy for copy in dict.fromkeys(found) if copy.is_file()]
+    return [copy for copy in found if copy.is_file()]

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -20,9 +21,9 @@ from podwatch.config import plugins
 from podwatch.config.command_directory import resolved
 from podwatch.config.store_kinds import EXAMPLES, KINDS
 from podwatch.config.units import GIB, parse_duration, parse_ratio, parse_size
+from podwatch.domain.engine_and_attempt import MOST_NODES
 from podwatch.domain.event import Topic
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS, PATIENCE_SECONDS, REFUSAL_SECONDS
-from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.trainer_log import LogRule
 
@@ -71,9 +72,16 @@ FIXED: JsonDict = {"fixed": True}
 them, or nobody has a reason to change it. Tests set it (``test_times.py``)."""
 
 
-def fixed(value: Any, description: str, **limits: Any) -> Any:
-    """A ``FIXED`` field. It stands among the settings because a section is the argument of the functions that judge."""
-    return Field(value, json_schema_extra=FIXED, description=description, **limits)
+def setting(value: Any, description: str, *, mark: JsonDict | None = None, **limits: Any) -> Any:
+    """A field with a default. Without a mark that of its section counts."""
+    return Field(value, json_schema_extra=mark, description=description, **limits)
+
+
+live = partial(setting, mark=LIVE)
+at_start = partial(setting, mark=AT_START)
+refused = partial(setting, mark=REFUSED)
+fixed = partial(setting, mark=FIXED)
+"""A ``FIXED`` field stands among the settings because a section is the argument of the functions that judge."""
 
 
 class Section(BaseModel):
@@ -92,64 +100,36 @@ class Section(BaseModel):
 class TrainerSettings(Section):
     """The training that podwatch starts, watches and resumes (docs/layouts.md)."""
 
-    layout: str = Field(
-        "auto",
-        json_schema_extra=REFUSED,
-        description="layout of the checkpoints; auto: detected from command and output_dir",
-    )
+    layout: str = refused("auto", "layout of the checkpoints; auto: detected from command and output_dir")
     output_dir: Path = Field(..., json_schema_extra=REFUSED, description="the trainer's output directory")
-    checkpoint_dir: Path | None = Field(
-        None,
-        json_schema_extra=REFUSED,
-        description="parent of the step directories (prime-rl: of checkpoints/), if not the usual one",
+    checkpoint_dir: Path | None = refused(
+        None, "parent of the step directories (prime-rl: of checkpoints/), if not the usual one"
     )
-    command: tuple[str, ...] = Field(
-        (), json_schema_extra=LIVE, description="argv of a fresh start, without resume flags and without a shell"
-    )
-    cwd: Path | None = Field(
-        None, json_schema_extra=LIVE, description="its working directory; default: output_dir's parent"
-    )
+    command: tuple[str, ...] = live((), "argv of a fresh start, without resume flags and without a shell")
+    cwd: Path | None = live(None, "its working directory; default: output_dir's parent")
     env: dict[str, str] = Field(
         default_factory=dict, json_schema_extra=LIVE, description="extra environment variables; no secrets"
     )
-    env_file: Path | None = Field(
-        None, json_schema_extra=LIVE, description="file with secrets as NAME=value lines; mode 0600"
+    env_file: Path | None = live(None, "file with secrets as NAME=value lines; mode 0600")
+    user: str = live("", "run training as this user; default: podwatch's own")
+    nofile: int = live(65_536, "open-file limit for training", ge=1024)
+    resume_args: str | tuple[str, ...] = live(
+        "auto", 'what makes the command resume: "auto", "none", or a list with {step} and {checkpoint}'
     )
-    user: str = Field("", json_schema_extra=LIVE, description="run training as this user; default: podwatch's own")
-    nofile: int = Field(65_536, ge=1024, json_schema_extra=LIVE, description="open-file limit for training")
-    resume_args: str | tuple[str, ...] = Field(
-        "auto",
-        json_schema_extra=LIVE,
-        description='what makes the command resume: "auto", "none", or a list with {step} and {checkpoint}',
+    max_steps: int | None = live(None, "target step, if command and its config do not name one", ge=1)
+    supervise: Literal["auto", "start", "attach"] = live(
+        "auto", '"auto": attach to running training, else start it; "start": never attach; "attach": never start'
     )
-    max_steps: int | None = Field(
-        None, ge=1, json_schema_extra=LIVE, description="target step, if command and its config do not name one"
+    start_before: tuple[tuple[str, ...], ...] = live(
+        (), 'commands before each start, such as [["ray", "start", "--head"]]'
     )
-    supervise: Literal["auto", "start", "attach"] = Field(
-        "auto",
-        json_schema_extra=LIVE,
-        description='"auto": attach to running training, else start it; "start": never attach; "attach": never start',
-    )
-    start_before: tuple[tuple[str, ...], ...] = Field(
-        (),
-        json_schema_extra=LIVE,
-        description='commands before each start, such as [["ray", "start", "--head"]]',
-    )
-    stop_also: tuple[tuple[str, ...], ...] = Field(
-        (),
-        json_schema_extra=LIVE,
-        description="commands after each stop, for processes outside training's tree",
-    )
-    stop_grace: Duration = Field(30.0, json_schema_extra=LIVE, description="time from SIGTERM to SIGKILL")
-    save_grace: Duration = Field(600.0, json_schema_extra=LIVE, description="the same during a save")
-    logs: tuple[str, ...] = Field((), description="globs of log files with step lines, under output_dir or absolute")
+    stop_also: tuple[tuple[str, ...], ...] = live((), "commands after each stop, for processes outside training's tree")
+    stop_grace: Duration = live(30.0, "time from SIGTERM to SIGKILL")
+    save_grace: Duration = live(600.0, "the same during a save")
+    logs: tuple[str, ...] = setting((), "globs of log files with step lines, under output_dir or absolute")
     resume_attempts: int = fixed(2, "failed loads of a checkpoint before podwatch tries the previous one", ge=1)
     # VLLM_ENGINE_READY_TIMEOUT_S is 4200 s at prime-rl's HEAD.
-    startup_patience: Duration = Field(
-        70 * 60.0,
-        json_schema_extra=LIVE,
-        description="longest time to the first step",
-    )
+    startup_patience: Duration = live(70 * 60.0, "longest time to the first step")
 
     @field_validator("layout")
     @classmethod
@@ -177,24 +157,16 @@ class TrainerSettings(Section):
 class GpuSettings(Section):
     """GPU memory shows a silent death."""
 
-    inference: tuple[int, ...] = Field((), description="NVML indices that hold the inference engine")
-    trainer: tuple[int, ...] = Field((), description="NVML indices that hold the trainer")
+    inference: tuple[int, ...] = setting((), "NVML indices that hold the inference engine")
+    trainer: tuple[int, ...] = setting((), "NVML indices that hold the trainer")
     poll: Duration = fixed(2.0, "time between two reads of GPU memory", gt=0)
     # Four polls: longer than any observed dip during a weight swap, and short enough for a verdict in 15 s.
-    hold: Duration = Field(8.0, gt=0, json_schema_extra=LIVE, description="memory gone for this long is a silent death")
+    hold: Duration = live(8.0, "memory gone for this long is a silent death", gt=0)
     # A bare CUDA context and a driver take 0.3-0.7 GiB; a loaded model takes far more.
-    floor: Size = Field(
-        GIB,
-        json_schema_extra=LIVE,
-        description="a dedicated GPU with less in use counts as empty",
-    )
+    floor: Size = live(GIB, "a dedicated GPU with less in use counts as empty")
     deadline: Duration = fixed(5.0, "a slower NVML call makes the GPU sensor blind", gt=0)
     # A start on a full GPU fails.
-    release_wait: Duration = Field(
-        60.0,
-        json_schema_extra=LIVE,
-        description="after a stop: longest wait for free GPU memory, then `blocked`",
-    )
+    release_wait: Duration = live(60.0, "after a stop: longest wait for free GPU memory, then `blocked`")
     release_margin: Size = fixed(GIB, "a GPU is free if it uses at most this much more than before training")
 
     @property
@@ -216,13 +188,11 @@ class GpuSettings(Section):
 class InferenceSettings(Section):
     """The inference server corroborates a silent death or a hang."""
 
-    urls: tuple[str, ...] = Field((), description='inference servers, for example ["http://127.0.0.1:8000"]')
+    urls: tuple[str, ...] = setting((), 'inference servers, for example ["http://127.0.0.1:8000"]')
     timeout: Duration = fixed(2.0, "a slower answer counts as a timeout", gt=0)
     poll: Duration = fixed(5.0, "time between two reads of /health and /metrics", gt=0)
-    sleep: Literal["auto", "yes", "no"] = Field(
-        "auto",
-        json_schema_extra=LIVE,
-        description='"yes": the engine releases its memory between phases; "auto": detected',
+    sleep: Literal["auto", "yes", "no"] = live(
+        "auto", '"yes": the engine releases its memory between phases; "auto": detected'
     )
 
 
@@ -232,9 +202,8 @@ class HangSettings(Section):
     model_config = ConfigDict(json_schema_extra=LIVE)
 
     # prime-rl waits up to 2 x 720 s for a weight update without any progress.
-    floor: Duration = Field(
-        25 * 60.0,
-        description="shortest time without a step that can be a hang; below 25m, other signals count sooner too",
+    floor: Duration = setting(
+        25 * 60.0, "shortest time without a step that can be a hang; below 25m, other signals count sooner too"
     )
     # A step five times slower than the median is slow, not hung.
     k: float = fixed(6.0, "a hang also needs this many median gaps between signs of progress", ge=2)
@@ -250,26 +219,24 @@ class CustomLayoutSettings(Section):
     """``layout = "custom"``: the table of a trainer, as layouts.toml has it. Patterns are relative to output_dir;
     ``{step}`` is the number, with or without leading zeros."""
 
-    parts: dict[str, tuple[str, ...]] = Field(
+    parts: dict[str, tuple[str, ...]] = setting(
         {"checkpoint": ("checkpoints/step_{step}",)},
-        description="path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt; of several parts a table",
+        "path of one step, such as ckpt_{step}.pt or ckpt_{step:06d}.pt; of several parts a table",
     )
-    require: tuple[str | tuple[str, ...], ...] = Field(
-        (), description="globs in the step directory that must each match a file; of a list inside, one must"
+    require: tuple[str | tuple[str, ...], ...] = setting(
+        (), "globs in the step directory that must each match a file; of a list inside, one must"
     )
-    last: dict[str, tuple[str, ...]] = Field(
-        {}, description="glob of the file that the trainer writes last; or a table of it and the files that it follows"
+    last: dict[str, tuple[str, ...]] = setting(
+        {}, "glob of the file that the trainer writes last; or a table of it and the files that it follows"
     )
-    not_part: tuple[str, ...] = Field((), description="globs of files that are deleted with the step but not uploaded")
-    also_ahead: tuple[str, ...] = Field(
-        (), description="more paths with {step} to quarantine when they are ahead of the resume step"
+    not_part: tuple[str, ...] = setting((), "globs of files that are deleted with the step but not uploaded")
+    also_ahead: tuple[str, ...] = setting(
+        (), "more paths with {step} to quarantine when they are ahead of the resume step"
     )
-    table: dict[str, Any] = Field(
-        {}, description="any other key of a trainer's table in layouts.toml (docs/contributing.md)"
-    )
-    step_line: str = Field("", description="regular expression of a step's log line; its first group is the number")
-    processes: dict[Literal["trainer", "orchestrator", "inference", "engine"], tuple[str, ...]] = Field(
-        {}, description="role of a process: regular expressions for its command line; engine: what holds the model"
+    table: dict[str, Any] = setting({}, "any other key of a trainer's table in layouts.toml (docs/contributing.md)")
+    step_line: str = setting("", "regular expression of a step's log line; its first group is the number")
+    processes: dict[Literal["trainer", "orchestrator", "inference", "engine"], tuple[str, ...]] = setting(
+        {}, "role of a process: regular expressions for its command line; engine: what holds the model"
     )
 
     @field_validator("processes")
@@ -324,58 +291,36 @@ class CheckpointSettings(Section):
     settle: Duration = fixed(5.0, "a checkpoint with a strong marker must be unchanged this long", ge=0)
     settle_weak: Duration = fixed(60.0, "the same for a layout without a marker", ge=0)
     settle_tracker: Duration = fixed(15.0, "the same where a last file or a tracker file is the marker", ge=0)
-    custom: CustomLayoutSettings | None = Field(
-        None, json_schema_extra=REFUSED, description='a section; required for layout = "custom"'
-    )
+    custom: CustomLayoutSettings | None = refused(None, 'a section; required for layout = "custom"')
 
 
 class SyncSettings(Section):
     """Copies of checkpoints outside this pod (docs/sync.md)."""
 
-    store: str = Field(
-        "",
-        json_schema_extra=REFUSED,
-        description=f"{EXAMPLES} (an installed package can add more); empty: NOT BACKED UP",
-    )
-    s3_endpoint: str = Field(
-        "",
-        description="for s3://: the service's address, if it is not AWS",
-    )
-    s3_region: str = Field("", description='for s3://: the region ("auto" for R2)')
-    s3_profile: str = Field("", description="for s3://: the AWS profile, instead of keys in the environment")
-    s3_addressing: Literal["auto", "path", "virtual"] = Field(
-        "auto",
-        description="for s3://: the bucket in the path or in the host name; auto: the latter on AWS",
+    store: str = refused("", f"{EXAMPLES} (an installed package can add more); empty: NOT BACKED UP")
+    s3_endpoint: str = setting("", "for s3://: the service's address, if it is not AWS")
+    s3_region: str = setting("", 'for s3://: the region ("auto" for R2)')
+    s3_profile: str = setting("", "for s3://: the AWS profile, instead of keys in the environment")
+    s3_addressing: Literal["auto", "path", "virtual"] = setting(
+        "auto", "for s3://: the bucket in the path or in the host name; auto: the latter on AWS"
     )
     # 47 GB are 470 objects; a kill loses at most this for each connection.
     part_size: Size = fixed(
         100_000_000, "larger files are stored in pieces of this size", ge=5_000_000, le=5_000_000_000
     )
-    connections: int = Field(8, ge=1, le=64, description="parallel connections of an upload or a restore")
-    max_rate: Size | None = Field(None, description="upload limit in bytes per second")
+    connections: int = setting(8, "parallel connections of an upload or a restore", ge=1, le=64)
+    max_rate: Size | None = setting(None, "upload limit in bytes per second")
     upload_gap: Duration = fixed(0.0, "shortest time between the starts of two uploads", ge=0)
     sweep: Duration = fixed(600.0, "time between two searches for unstored checkpoints")
-    max_lag: Duration = Field(
-        7200.0,
-        json_schema_extra=LIVE,
-        description="nothing new in the store for this long is critical",
-    )
-    keep_last: int = Field(
-        3,
-        ge=1,
-        description="number of newest checkpoints kept in the store",
-    )
-    keep_every: int = Field(10, ge=0, description="every n-th checkpoint is a milestone and is kept; 0: none")
-    extra: tuple[str, ...] = Field(
-        (),
-        description='paths below output_dir to upload with milestones and the final checkpoint, such as ["final"]',
+    max_lag: Duration = live(7200.0, "nothing new in the store for this long is critical")
+    keep_last: int = setting(3, "number of newest checkpoints kept in the store", ge=1)
+    keep_every: int = setting(10, "every n-th checkpoint is a milestone and is kept; 0: none", ge=0)
+    extra: tuple[str, ...] = setting(
+        (), 'paths below output_dir to upload with milestones and the final checkpoint, such as ["final"]'
     )
     # A 32B model in bf16 fits; a mistyped path does not fill the bucket.
     extra_max: Size = fixed(100_000_000_000, "`extra` above this size is not uploaded", ge=0)
-    artefacts: bool = Field(
-        True,
-        description="also upload configuration, ends of logs and incident bundles",
-    )
+    artefacts: bool = setting(True, "also upload configuration, ends of logs and incident bundles")
     artefacts_every: Duration = fixed(900.0, "time between two uploads of log ends", ge=60)
     artefacts_log: Size = fixed(256_000, "size of the end of each log to upload", ge=1000, le=5_000_000)
     # B2 throttles faster writes; other pods wait for five missed ones (holder_patience).
@@ -423,18 +368,12 @@ class DiskSettings(Section):
 
     model_config = ConfigDict(json_schema_extra=LIVE)
 
-    prune_above: Ratio = Field(
-        0.85,
-        description="podwatch deletes old checkpoints above this disk usage",
-    )
-    prune_to: Ratio = Field(0.75, description="... and stops at this disk usage")
+    prune_above: Ratio = setting(0.85, "podwatch deletes old checkpoints above this disk usage")
+    prune_to: Ratio = setting(0.75, "... and stops at this disk usage")
     margin: float = fixed(1.1, "space kept free for the next save: its predicted size times this", ge=1.0)
-    capacity: Size | None = Field(
-        None, json_schema_extra=AT_START, description="real capacity, if an overlay shows the host's disk"
-    )
-    on_full: Literal["stay", "stop"] = Field(
-        "stay",
-        description='if the next save cannot fit: "stop" ends training cleanly before it, "stay" does not',
+    capacity: Size | None = at_start(None, "real capacity, if an overlay shows the host's disk")
+    on_full: Literal["stay", "stop"] = setting(
+        "stay", 'if the next save cannot fit: "stop" ends training cleanly before it, "stay" does not'
     )
 
     @model_validator(mode="after")
@@ -449,46 +388,26 @@ class RecoverySettings(Section):
 
     model_config = ConfigDict(json_schema_extra=LIVE)
 
-    budget_restarts: int = Field(
-        5,
-        ge=1,
-        description="podwatch gives up when this number and budget_time are both used up",
-    )
-    budget_time: Duration = Field(7200.0, description="see budget_restarts")
+    budget_restarts: int = setting(5, "podwatch gives up when this number and budget_time are both used up", ge=1)
+    budget_time: Duration = setting(7200.0, "see budget_restarts")
     backoff_min: Duration = fixed(10.0, "first pause between restarts")
     backoff_max: Duration = fixed(600.0, "longest pause between restarts")
     calm: Duration = fixed(1800.0, "the counters restart from zero after this long without a failure")
-    retry_after_give_up: Duration = Field(
-        3600.0,
-        description="one attempt this often after giving up; 0: never",
+    retry_after_give_up: Duration = setting(3600.0, "one attempt this often after giving up; 0: never")
+    preempt_grace: Duration = setting(
+        3.0, "at a preemption: time to announce it, end training, and store what it saves at SIGTERM", ge=1, le=600
     )
-    preempt_grace: Duration = Field(
-        3.0,
-        ge=1,
-        le=600,
-        description="at a preemption: time to announce it, end training, and store what it saves at SIGTERM",
+    on_give_up: Literal["stay", "exit"] = setting(
+        "stay", '"exit": podwatch exits when it gives up, with 65 (the command is at fault) or 86'
     )
-    on_give_up: Literal["stay", "exit"] = Field(
-        "stay",
-        description='"exit": podwatch exits when it gives up, with 65 (the command is at fault) or 86',
+    on_finished: Literal["stay", "exit"] = setting(
+        "stay", '"exit": podwatch exits when the last checkpoint is stored, with 0 (69: not everything is)'
     )
-    on_finished: Literal["stay", "exit"] = Field(
-        "stay",
-        description='"exit": podwatch exits when the last checkpoint is stored, with 0 (69: not everything is)',
-    )
-    final_sync: Duration = Field(
-        7200.0,
-        ge=0,
-        description="longest time to store the last checkpoint",
-    )
+    final_sync: Duration = setting(7200.0, "longest time to store the last checkpoint", ge=0)
     # Longer than a takeover (holder_patience + claim_wait), because each exit uses up an attempt of the engine.
     standby: Duration = fixed(900.0, "job mode: longest wait for another pod or what blocks a start; then 86", ge=0)
-    end_grace: Duration | None = Field(
-        None,
-        ge=1,
-        le=3600,
-        json_schema_extra=AT_START,
-        description="job mode: from SIGTERM until podwatch kills training; default: 0.85 of the engine's",
+    end_grace: Duration | None = at_start(
+        None, "job mode: from SIGTERM until podwatch kills training; default: 0.85 of the engine's", ge=1, le=3600
     )
     # As many as the restarts of one machine: an attempt has used those up already, and each next one rents a machine.
     job_attempts: int = fixed(5, "job mode: attempts in a row without progress before 65 instead of 86", ge=2)
@@ -502,19 +421,8 @@ class NodesSettings(Section):
 
     One podwatch on each, with `run --job`."""
 
-    rank: int | None = Field(
-        None,
-        ge=0,
-        json_schema_extra=REFUSED,
-        description="number of this node, from 0; default: from the engine's variables",
-    )
-    count: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_NODES,
-        json_schema_extra=REFUSED,
-        description="number of nodes; default: from the engine's variables",
-    )
+    rank: int | None = refused(None, "number of this node, from 0; default: from the engine's variables", ge=0)
+    count: int | None = refused(None, "number of nodes; default: from the engine's variables", ge=1, le=MOST_NODES)
     # Engines start the nodes of a job minutes apart.
     wait: Duration = fixed(600.0, "a start waits this long for the other nodes, then ends with 86", ge=1)
     # Longer than the attribute cache of NFS (60 s), and than a restart of podwatch takes.
@@ -533,13 +441,10 @@ class EndPodSettings(Section):
 
     model_config = ConfigDict(json_schema_extra=LIVE)
 
-    command: tuple[str, ...] = Field(
-        (), description="argv, without a shell; runs once the final sync is done or its time is over"
+    command: tuple[str, ...] = setting(
+        (), "argv, without a shell; runs once the final sync is done or its time is over"
     )
-    env_file: Path | None = Field(
-        None,
-        description="file with the provider's key; mode 0600",
-    )
+    env_file: Path | None = setting(None, "file with the provider's key; mode 0600")
     timeout: Duration = fixed(60.0, "the command is killed after this time", gt=0)
     tries: int = fixed(5, "most runs of the command for one end", ge=1)
 
@@ -565,15 +470,12 @@ class HookSettings(Section):
         ..., min_length=1, description="events after which it runs; check: by `podwatch check`"
     )
     command: tuple[str, ...] = Field(..., description="argv, without a shell")
-    cwd: Path | None = Field(None, description="working directory; default: that of training")
-    env_file: Path | None = Field(
-        None,
-        description="file with its NAME=value lines; mode 0600",
-    )
-    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
-    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends the command and all that it started")
-    coalesce: bool = Field(True, description="of several waiting events of one kind run only the newest")
-    retries: int = Field(0, ge=0, le=8, description="further attempts after a failure; the first after 10 s")
+    cwd: Path | None = setting(None, "working directory; default: that of training")
+    env_file: Path | None = setting(None, "file with its NAME=value lines; mode 0600")
+    user: str = setting("", "run it as this user; default: trainer.user, else podwatch's own")
+    timeout: Duration = setting(3600.0, "podwatch then ends the command and all that it started", gt=0)
+    coalesce: bool = setting(True, "of several waiting events of one kind run only the newest")
+    retries: int = setting(0, "further attempts after a failure; the first after 10 s", ge=0, le=8)
 
     @field_validator("command", mode="before")
     @classmethod
@@ -586,38 +488,31 @@ class EvaluationSettings(Section):
 
     Empty ``command``: none."""
 
-    command: tuple[str, ...] = Field(
-        (),
-        description="argv, without a shell, with {checkpoint}, {weights}, {step}, {run_id} and {output}",
+    command: tuple[str, ...] = setting(
+        (), "argv, without a shell, with {checkpoint}, {weights}, {step}, {run_id} and {output}"
     )
-    every_saves: int = Field(0, ge=0, description="evaluate every N-th complete checkpoint; 0: no")
-    every_steps: int = Field(0, ge=0, description="evaluate the first complete checkpoint in each N steps; 0: no")
-    at_end: bool = Field(False, description="evaluate the last checkpoint of a finished run")
-    gpus: Literal["none", "free", "stop-training"] = Field(
-        "none",
-        description='"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops',
+    every_saves: int = setting(0, "evaluate every N-th complete checkpoint; 0: no", ge=0)
+    every_steps: int = setting(0, "evaluate the first complete checkpoint in each N steps; 0: no", ge=0)
+    at_end: bool = setting(False, "evaluate the last checkpoint of a finished run")
+    gpus: Literal["none", "free", "stop-training"] = setting(
+        "none", '"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops'
     )
     gpu_count: int = fixed(1, 'number of GPUs with gpus = "free"', ge=1)
-    metric: str = Field(
-        "",
-        description='number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"',
+    metric: str = setting(
+        "", 'number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"'
     )
-    lower_is_better: bool = Field(False, description="the metric is a loss or an error")
+    lower_is_better: bool = setting(False, "the metric is a loss or an error")
     regression: Ratio = fixed(0.05, "report a result that is worse than the best by more than this share", ge=0)
-    timeout: Duration = Field(3600.0, gt=0, description="podwatch then ends it and all that it started")
+    timeout: Duration = setting(3600.0, "podwatch then ends it and all that it started", gt=0)
     coalesce: bool = fixed(True, "of several waiting checkpoints evaluate only the newest")
     # A full disk costs training.
     reserve: Size = fixed(5_000_000_000, "space that an evaluation must leave free besides the next save", ge=0)
-    dir: Path | None = Field(
-        None,
-        description="place for outputs and fetched checkpoints, never under output_dir; default: below state_dir",
+    dir: Path | None = setting(
+        None, "place for outputs and fetched checkpoints, never under output_dir; default: below state_dir"
     )
-    cwd: Path | None = Field(None, description="working directory; default: that of training")
-    env_file: Path | None = Field(
-        None,
-        description="file with its NAME=value lines; mode 0600",
-    )
-    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
+    cwd: Path | None = setting(None, "working directory; default: that of training")
+    env_file: Path | None = setting(None, "file with its NAME=value lines; mode 0600")
+    user: str = setting("", "run it as this user; default: trainer.user, else podwatch's own")
 
     @field_validator("command", mode="before")
     @classmethod
@@ -656,13 +551,13 @@ class LogRuleSettings(Section):
 
     name: str = Field(..., pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="lower-case name that findings show")
     pattern: str = Field(..., min_length=1, max_length=500, description="Python regular expression, matched per line")
-    count: int = Field(1, ge=1, description="number of matches ...")
-    within: Duration = Field(600.0, gt=0, description="... within this time that raise the finding")
-    critical: bool = Field(False, description="raise a critical finding instead of a warning")
-    says: str = Field("", description="what the finding means")
-    fix: str = Field("", description="what the operator must do")
-    supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = Field(
-        (), description="verdicts that a match corroborates, together with a signal that can confirm alone"
+    count: int = setting(1, "number of matches ...", ge=1)
+    within: Duration = setting(600.0, "... within this time that raise the finding", gt=0)
+    critical: bool = setting(False, "raise a critical finding instead of a warning")
+    says: str = setting("", "what the finding means")
+    fix: str = setting("", "what the operator must do")
+    supports: tuple[Literal["silent-death", "hang", "required-child-exited"], ...] = setting(
+        (), "verdicts that a match corroborates, together with a signal that can confirm alone"
     )
 
     @field_validator("pattern")
@@ -680,78 +575,54 @@ class TrainingHealthSettings(Section):
 
     model_config = ConfigDict(json_schema_extra=LIVE)
 
-    stop: bool = Field(False, description="stop training after the next save when a rule matches; else only warn")
+    stop: bool = setting(False, "stop training after the next save when a rule matches; else only warn")
     # RL rewards change slowly: with fewer steps, every plateau of a healthy run would be reported.
-    plateau_steps: int = Field(200, ge=0, description="warn when the reward is flat for this many steps; 0: off")
-    entropy_below: float | None = Field(0.05, description="warn below this entropy")
-    kl_above: float | None = Field(0.5, description="warn above this KL divergence")
-    grad_norm_above: float | None = Field(5.0, description="warn above this gradient norm")
-    metrics_file: str = Field(
-        "", json_schema_extra=AT_START, description="JSON-lines file with the metrics; default: the layout's"
-    )
+    plateau_steps: int = setting(200, "warn when the reward is flat for this many steps; 0: off", ge=0)
+    entropy_below: float | None = setting(0.05, "warn below this entropy")
+    kl_above: float | None = setting(0.5, "warn above this KL divergence")
+    grad_norm_above: float | None = setting(5.0, "warn above this gradient norm")
+    metrics_file: str = at_start("", "JSON-lines file with the metrics; default: the layout's")
 
 
 class RecordSettings(Section):
     """Recorded sensor data (docs/replay.md)."""
 
-    enabled: bool = Field(True, description="record the sensor data for `podwatch replay`")
+    enabled: bool = setting(True, "record the sensor data for `podwatch replay`")
     max_size: Size = fixed(32_000_000, "size of all recordings; the oldest part is deleted first", ge=1_000_000)
 
 
 class HttpSettings(Section):
     """The page (docs/page.md), health, status and metrics."""
 
-    enabled: bool = Field(
-        True,
-        json_schema_extra=REFUSED,
-        description="the page, health, status, metrics, and the trainer's progress pings",
-    )
-    host: str = Field(
-        "127.0.0.1",
-        json_schema_extra=REFUSED,
-        description="address to listen on; beyond loopback it needs password_file",
-    )
-    port: int = Field(
-        9477, ge=0, le=65535, json_schema_extra=REFUSED, description="port; if it is taken, the next free one; 0: any"
-    )
-    password_file: Path | None = Field(
-        None, json_schema_extra=REFUSED, description="file with the HTTP password; mode 0600"
-    )
+    enabled: bool = refused(True, "the page, health, status, metrics, and the trainer's progress pings")
+    host: str = refused("127.0.0.1", "address to listen on; beyond loopback it needs password_file")
+    port: int = refused(9477, "port; if it is taken, the next free one; 0: any", ge=0, le=65535)
+    password_file: Path | None = refused(None, "file with the HTTP password; mode 0600")
 
 
 class NotifySettings(Section):
     """Where podwatch sends notices (docs/notifications.md)."""
 
-    command: tuple[str, ...] = Field(
-        (), description="argv, without a shell, that receives each notice as JSON on stdin"
+    command: tuple[str, ...] = setting((), "argv, without a shell, that receives each notice as JSON on stdin")
+    user: str = setting("", "run command as this user; default: trainer.user, else podwatch's own")
+    urls: tuple[str, ...] = setting(
+        (), 'channels, each with its lowest severity: "critical https://..."; with a key: in urls_file'
     )
-    user: str = Field("", description="run command as this user; default: trainer.user, else podwatch's own")
-    urls: tuple[str, ...] = Field(
-        (),
-        description='channels, each with its lowest severity: "critical https://..."; with a key: in urls_file',
+    urls_file: Path | None = setting(None, "file with more URLs, one per line; mode 0600")
+    digest: Duration = setting(0.0, 'time between two digests, such as "24h"; 0: none', ge=0)
+    events: tuple[NoticeTopic, ...] = setting(
+        ("findings", "restarts", "gave-up", "needs-operator", "finished"), "topics to send"
     )
-    urls_file: Path | None = Field(None, description="file with more URLs, one per line; mode 0600")
-    digest: Duration = Field(
-        0.0,
-        ge=0,
-        description='time between two digests, such as "24h"; 0: none',
-    )
-    events: tuple[NoticeTopic, ...] = Field(
-        ("findings", "restarts", "gave-up", "needs-operator", "finished"), description="topics to send"
-    )
-    min_severity: Literal["warning", "critical"] = Field(
-        "critical", description="lowest severity of a finding that is sent"
-    )
+    min_severity: Literal["warning", "critical"] = setting("critical", "lowest severity of a finding that is sent")
     remind: Duration = fixed(
         3600.0, "time until a lasting critical finding is repeated, then twice as long; 0: never", ge=0
     )
     per_hour: int = fixed(20, "most notices per hour, half of them for critical ones", ge=2)
     timeout: Duration = fixed(20.0, "time limit of one attempt; up to 8 attempts", gt=0, le=300)
-    heartbeat_urls: tuple[str, ...] = Field(
-        (),
-        description="dead-man's switch: URLs that are called; with a key: in heartbeat_urls_file",
+    heartbeat_urls: tuple[str, ...] = setting(
+        (), "dead-man's switch: URLs that are called; with a key: in heartbeat_urls_file"
     )
-    heartbeat_urls_file: Path | None = Field(None, description="file with more such URLs, one per line; mode 0600")
+    heartbeat_urls_file: Path | None = setting(None, "file with more such URLs, one per line; mode 0600")
     heartbeat_every: Duration = fixed(60.0, "time between two calls of heartbeat_urls", ge=5, le=3600)
 
     @property
@@ -789,32 +660,28 @@ class WandbSettings(Section):
 
     Written by a separate process (docs/notifications.md)."""
 
-    enabled: bool = Field(False, description="write podwatch's own W&B run; needs 90 MB of memory")
-    project: str = Field("", description="W&B project; default: training's own")
-    entity: str = Field("", description="W&B entity; default: the entity of the key")
+    enabled: bool = setting(False, "write podwatch's own W&B run; needs 90 MB of memory")
+    project: str = setting("", "W&B project; default: training's own")
+    entity: str = setting("", "W&B entity; default: the entity of the key")
     every: Duration = fixed(300.0, "time between two rows of metrics", ge=10)
-    python: Path | None = Field(None, description="a Python with wandb; default: podwatch's own, with podwatch[wandb]")
-    user: str = Field("", description="run it as this user; default: trainer.user, else podwatch's own")
+    python: Path | None = setting(None, "a Python with wandb; default: podwatch's own, with podwatch[wandb]")
+    user: str = setting("", "run it as this user; default: trainer.user, else podwatch's own")
 
 
 class CostSettings(Section):
     """What this machine costs (docs/cost.md)."""
 
-    per_hour: float | None = Field(
-        None,
-        ge=0,
-        description="price of one hour of this machine; with it podwatch shows money",
-    )
-    currency: str = Field("", max_length=8, description='text behind an amount, for example "EUR"')
+    per_hour: float | None = setting(None, "price of one hour of this machine; with it podwatch shows money", ge=0)
+    currency: str = setting("", 'text behind an amount, for example "EUR"', max_length=8)
 
 
 class LogSettings(Section):
     """Podwatch's own log."""
 
-    format: Literal["auto", "console", "json", "journal"] = Field(
-        "auto", description="journal under systemd, console on a terminal, JSON lines otherwise"
+    format: Literal["auto", "console", "json", "journal"] = setting(
+        "auto", "journal under systemd, console on a terminal, JSON lines otherwise"
     )
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest severity that is logged")
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "lowest severity that is logged")
 
 
 OperatorsCommand = HookSettings | EvaluationSettings | NotifySettings | WandbSettings
@@ -835,15 +702,11 @@ class Settings(Section):
     run_id: str = Field(
         ..., json_schema_extra=REFUSED, description="name of the run here and in the store; letters, digits, . _ -"
     )
-    mode: Literal["act", "observe"] = Field(
-        "act",
-        json_schema_extra=LIVE,
-        description='"observe": uploads checkpoints, but only reports restarts and deletions',
+    mode: Literal["act", "observe"] = live(
+        "act", '"observe": uploads checkpoints, but only reports restarts and deletions'
     )
-    state_dir: Path = Field(
-        Path("/var/lib/podwatch"),
-        json_schema_extra=REFUSED,
-        description="database, lock and sockets; on local disk, never under output_dir",
+    state_dir: Path = refused(
+        Path("/var/lib/podwatch"), "database, lock and sockets; on local disk, never under output_dir"
     )
     trainer: TrainerSettings
     gpu: GpuSettings = GpuSettings()
@@ -856,14 +719,9 @@ class Settings(Section):
     nodes: NodesSettings = NodesSettings()
     end_pod: EndPodSettings = EndPodSettings()
     resources: ResourceSettings = ResourceSettings()
-    log_rules: tuple[LogRuleSettings, ...] = Field(
-        (),
-        json_schema_extra=LIVE,
-        description="tables with patterns for the trainer's logs",
-    )
-    hooks: tuple[HookSettings, ...] = Field(
-        (),
-        description="tables with commands to run after an event, or by `podwatch check` (docs/hooks.md)",
+    log_rules: tuple[LogRuleSettings, ...] = live((), "tables with patterns for the trainer's logs")
+    hooks: tuple[HookSettings, ...] = setting(
+        (), "tables with commands to run after an event, or by `podwatch check` (docs/hooks.md)"
     )
     evaluation: EvaluationSettings = EvaluationSettings()
     training: TrainingHealthSettings = TrainingHealthSettings()

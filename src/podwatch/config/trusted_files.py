@@ -11,7 +11,6 @@ must belong to root or the caller.
 """
 
 import contextlib
-import errno
 import os
 import shutil
 import stat
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from podwatch.domain.errors import ConfigurationError
+from podwatch.system.follow import follow
 
 MAX_BYTES: Final = 1 << 20
-_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _ELSEWHERE: Final = "move it to a directory that only root or you can write"
 
 
@@ -94,34 +93,13 @@ def check_command(argv: Sequence[str], directory: Path, path: str | None) -> Non
 def _open_way(path: Path, what: str) -> int:
     """An O_PATH descriptor of what ``path`` leads to. Raises ConfigurationError for a directory or a link on the way
     that another user controls, OSError."""
-    pending = _names(str(path.absolute()))
-    with contextlib.ExitStack() as opened:
-
-        def open_at(name: str, directory: int | None = None) -> int:
-            descriptor = os.open(name, _LOOK, dir_fd=directory)
-            opened.callback(os.close, descriptor)
-            return descriptor
-
-        here = open_at("/")
-        for _ in range(400):  # those of links included: a loop of links ends here
-            if not pending:
-                return os.dup(here)
-            shared = _check_directory(path, here, what)
-            below = open_at(pending.pop(), here)
-            if shared:
-                _check_name(path, below, what)
-            if stat.S_ISLNK(os.fstat(below).st_mode):
-                target = os.readlink("", dir_fd=below)
-                pending += _names(target)
-                here = open_at("/") if target.startswith("/") else here
-            else:
-                here = below
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-
-
-def _names(path: str) -> list[str]:
-    """The names in it, the last one first."""
-    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+    with contextlib.closing(follow(str(path.absolute()))) as steps:
+        for step in steps:
+            if _check_directory(path, step.directory, what):
+                _check_name(path, step.place, what)
+            if step.last and not step.is_link:
+                return os.dup(step.place)
+    return os.open("/", os.O_PATH | os.O_CLOEXEC)
 
 
 def _check_directory(path: Path, directory: int, what: str) -> bool:

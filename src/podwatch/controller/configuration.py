@@ -33,8 +33,7 @@ class ControllerConfiguration(Section):
 
     run_id: str
     store: str
-    providers: dict[str, ProviderConfiguration] = Field(min_length=1)
-    """By name, in the order in which they are asked."""
+    provider: ProviderConfiguration
     max_price_per_hour: float = Field(gt=0, le=1e6)
     max_spend_per_day: float = Field(ge=0, le=1e6)
     max_spend_total: float = Field(ge=0, le=1e6)

@@ -1,7 +1,7 @@
 """What the controller does now: one decision for each turn. Pure.
 
-First what must be destroyed, then every reason not to create, then the creation. A machine is requested only if every
-list is valid, none shows a living machine of this run, the heartbeat proves that no pod trains, and every cap has room.
+First what must be destroyed, then every reason not to create, then the creation. A machine is requested only if the
+list is valid and shows no living machine of this run, the heartbeat proves that no pod trains, and every cap has room.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from podwatch.controller.observe import (
     Facts,
     caps_of,
     is_due,
+    is_listed,
     is_lost,
-    is_reachable,
     is_stale,
     is_undecided,
 )
@@ -29,7 +29,7 @@ from podwatch.domain.outcome import Outcome
 from podwatch.domain.snapshot import Desired
 
 DAY: Final = 86_400.0
-LOST: Final = "the provider's lists do not show it any more"
+LOST: Final = "the provider's list does not show it any more"
 MARK: Final = "podwatch controller: "
 """Begins the reason in a control.json that the controller wrote. What people wrote stays."""
 
@@ -50,7 +50,6 @@ class Decision:
 
     action: Action
     reason: str
-    provider: str = ""
     id: str = ""
     label: str = ""
     number: int = 0
@@ -63,10 +62,14 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "action": str(self.action), "reason": self.reason, "provider": self.provider or None,
-            "id": self.id or None, "label": self.label or None, "generation": self.number or None,
-            "max_price_per_hour": self.max_price or None, "result": self.result or None,
-        }  # fmt: skip
+            "action": str(self.action),
+            "reason": self.reason,
+            "id": self.id or None,
+            "label": self.label or None,
+            "generation": self.number or None,
+            "max_price_per_hour": self.max_price or None,
+            "result": self.result or None,
+        }
 
 
 def decide(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision:
@@ -92,17 +95,15 @@ def _destroyed(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | 
     """Only what a list, or the answer to our request, has shown with exactly our label is destroyed. A list that cannot
     be read now protects nothing from its bound."""
     for machine in machines:
-        for bill in machine.costs:
-            if not bill.id or bill.destroyed is not None or (bill.provider, bill.id) in facts.skip:
-                continue
-            if not is_reachable(bill.provider, machine, facts):
-                continue
-            lost = is_lost(bill, machine, facts)
-            if lost or is_due(machine, machines, facts):
-                why = LOST if lost else machine.ended
-                reason = f"Machine {bill.id} at {bill.provider} is destroyed: {why}."
-                label = facts.label(machine.number)
-                return Decision(Action.DESTROY, reason, bill.provider, bill.id, label, machine.number, next_turn=5.0)
+        if not machine.costs or not machine.id or machine.destroyed is not None or machine.id in facts.skip:
+            continue
+        if isinstance(facts.listing, Listing) and not is_listed(machine, facts):
+            continue
+        lost = is_lost(machine, machines, facts)
+        if lost or is_due(machine, machines, facts):
+            reason = f"Machine {machine.id} is destroyed: {LOST if lost else machine.ended}."
+            label = facts.label(machine.number)
+            return Decision(Action.DESTROY, reason, machine.id, label, machine.number, next_turn=5.0)
     return None
 
 
@@ -138,8 +139,6 @@ def _forbidden(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | 
         return _wait("controller.toml pauses the controller: nothing is created.")
     if control.stopped and not control.reason.startswith(MARK):
         return _wait("control.json orders this run to stop: nothing is created.")
-    if control.holder:
-        return _wait(f"control.json gives this run to {control.holder}: nothing is created.")
     adopted = [machine.number for machine in machines if machine.adopted]
     highest = max((facts.run.number, *adopted), default=0)
     recorded = max((m.number for m in machines if not m.adopted), default=0)
@@ -154,18 +153,12 @@ def _forbidden(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | 
 
 def _unseen(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | None:
     """A machine can live where no valid list was read."""
-    needed = [machine.provider for machine in machines if machine.costs]
-    for name in dict.fromkeys([*needed, *facts.caps.providers]):
-        found = facts.lists.get(name, "no command is configured for it")
-        if not isinstance(found, Listing):
-            what = (
-                f"Nothing is created, because a machine can live unseen: provider {name} gave no valid list: {found}."
-            )
-            return _alert(what, ExitCode.UNAVAILABLE)
+    if not isinstance(facts.listing, Listing):
+        what = f"Nothing is created, because a machine can live unseen: there is no valid list: {facts.listing}."
+        return _alert(what, ExitCode.UNAVAILABLE)
     for machine in machines:
-        listing = facts.lists.get(machine.provider)
-        if machine.costs and isinstance(listing, Listing) and machine.account not in ("", listing.account):
-            what = f"{machine.provider} answers for account {listing.account}, not {machine.account}"
+        if machine.costs and not is_listed(machine, facts):
+            what = f"the provider answers for account {facts.listing.account}, not {machine.account}"
             return _alert(f"Nothing is created: {what}. Use the right key.", ExitCode.CONFIGURATION)
     return None
 
@@ -173,19 +166,19 @@ def _unseen(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | Non
 def _living(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | None:
     """Nothing is created beside a machine of this run that lives, or can live."""
     soon = {"next_turn": _left(facts), "soon": True} if is_undecided(facts) else {}
-    states = {(provider, one.id): one.state for provider, one, _ in facts.numbered()}
+    states = {name: one.state for name, (one, _) in facts.listed.items()}
     for machine in machines:
-        for bill in machine.costs:
-            key, label = (bill.provider, bill.id), facts.label(machine.number)
-            if not bill.id:
-                what = f"It is not known whether the request for {label} at {bill.provider} created a machine: its list"
-                return _wait(f"{what} is watched, and nothing else is created meanwhile.", code=ExitCode.TRY_AGAIN)
-            name = f"Machine {bill.id} at {bill.provider} ({label})"
-            if key in facts.skip:
-                return _alert(f"{name} cannot be destroyed: destroy it yourself.", ExitCode.UNAVAILABLE)
-            if states.get(key) is RentedState.STOPPED:
-                continue
-            how = _how(machine, facts) if key in states else "is not in the provider's list now"
+        if not machine.costs:
+            continue
+        label = facts.label(machine.number)
+        if not machine.id:
+            what = f"It is not known whether the request for {label} created a machine: the list is watched, and"
+            return _wait(f"{what} nothing else is created meanwhile.", code=ExitCode.TRY_AGAIN)
+        name = f"Machine {machine.id} ({label})"
+        if machine.id in facts.skip:
+            return _alert(f"{name} cannot be destroyed: destroy it yourself.", ExitCode.UNAVAILABLE)
+        if states.get(machine.id) is not RentedState.STOPPED:
+            how = _how(machine, facts) if machine.id in states else "is not in the provider's list now"
             return _wait(f"{name} {how}.", **soon)
     return None
 
@@ -242,7 +235,7 @@ def _no_room(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | No
                 f"The run has no pod, and the cap of its {name} has no room for another: {so_far:.2f} of {cap:.2f} is"
                 f" spent, and a machine needs up to {needed:.2f} before it can be judged."
             )
-    made = sum(1 for m in machines if now - m.requested_at < DAY and m.bills)
+    made = len({machine.number for machine in machines if now - machine.requested_at < DAY and not machine.failed})
     if made >= caps.max_machines_per_day:
         return _alert(f"The run has no pod, and {made} machines were requested within 24 h: no more are allowed.")
     if (bad := boot_failures(machines, caps.digest)) >= caps.max_boot_failures:
@@ -253,19 +246,19 @@ def _no_room(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | No
 
 def boot_failures(machines: tuple[MachineRecord, ...], digest: str) -> int:
     """Machines in a row, the last ones, that never got to train, since controller.toml was edited last."""
-    count = 0
+    found = set[int]()
     for machine in reversed(machines):
-        if machine.configuration != digest or (machine.bills and not machine.boot_failure):
+        if machine.configuration != digest or not (machine.failed or machine.boot_failure):
             break
-        count += bool(machine.bills)
-    return count
+        found |= set() if machine.failed else {machine.number}
+    return len(found)
 
 
 def _too_soon(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision | None:
     """After failed requests or boots the next one waits, each time longer."""
     count, last = 0, 0.0
     for machine in reversed(machines):
-        if machine.bills and not machine.boot_failure:
+        if not (machine.failed or machine.boot_failure):
             break
         count, last = count + 1, max(last, machine.requested_at)
     pause = min(3600.0, 60.0 * 2.0 ** min(count - 1, 10))
@@ -283,17 +276,15 @@ def _create(machines: tuple[MachineRecord, ...], facts: Facts) -> Decision:
     if (left := facts.run.settles_in) > 0:
         what = f"A machine is needed: it is decided in {left:.0f} s whether this controller has the run."
         return _wait(what, code=ExitCode.TRY_AGAIN, next_turn=left, soon=True)
-    provider = _provider(machines, facts)
-    if not provider:
-        what = "Every provider refused the request for good: correct its command or controller.toml."
+    if any(machine.refused and machine.configuration == facts.caps.digest for machine in machines):
+        what = "The provider refused the request for good: correct its command or controller.toml."
         return _alert(what, ExitCode.CONFIGURATION)
-    beat, listing, caps = facts.beat, facts.lists[provider], facts.caps
+    beat, listing, caps = facts.beat, facts.listing, facts.caps
     number = max([caps.first_number, *(machine.number + 1 for machine in machines)])
     return Decision(
         Action.CREATE,
         f"Pod {_described(beat)}, no machine of this run lives, and every cap has room: machine {number} is requested"
-        f" at {provider} for at most {caps.max_price_per_hour:g} per hour.",
-        provider,
+        f" for at most {caps.max_price_per_hour:g} per hour.",
         label=facts.label(number),
         number=number,
         max_price=caps.max_price_per_hour,
@@ -309,24 +300,6 @@ def _described(beat: Beat | None) -> str:
     return f"{beat.said.described} {how} for {beat.age:.0f} s"
 
 
-def _provider(machines: tuple[MachineRecord, ...], facts: Facts) -> str:
-    """The first in the order whose requests failed least since one of them worked; empty if all refused for good."""
-    failures = dict.fromkeys(facts.caps.providers, 0)
-    done, refused = set[str](), set[str]()
-    for machine in reversed(machines):
-        name = machine.provider
-        if name not in failures or name in done:
-            continue
-        if machine.refused and machine.configuration == facts.caps.digest:
-            refused.add(name)
-        if machine.bills and not machine.boot_failure:
-            done.add(name)
-        else:
-            failures[name] += 1
-    left = [name for name in failures if name not in refused]
-    return min(left, key=lambda name: failures[name], default="")
-
-
 # -- control.json ----------------------------------------------------------------------------------------------------
 
 
@@ -339,7 +312,7 @@ def control_wanted(machines: tuple[MachineRecord, ...], facts: Facts) -> Control
     ends = [machine.ended for machine in machines if machine.costs and machine.ended in (CAP, PRICE)]
     own = control.reason.startswith(MARK)
     if ends and not control.stopped:
-        return Control("stopped", control.holder, f"{MARK}{ends[0]}")
+        return Control("stopped", f"{MARK}{ends[0]}")
     if not ends and own and control.stopped:
-        return Control("running", control.holder, "")
+        return Control()
     return None

@@ -4,8 +4,7 @@ A request is in the records before it is sent, and the store's claim names its n
 next turn compares the provider's list with the records.
 """
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from podwatch.controller.configuration import LONGEST_CALL_SECONDS, ControllerConfiguration
@@ -13,7 +12,7 @@ from podwatch.controller.decide import Action, Decision, control_wanted, decide
 from podwatch.controller.machines import Listing
 from podwatch.controller.observe import Facts, observe
 from podwatch.controller.provider import OutcomeUnknown, ProviderCommand, ProviderError
-from podwatch.controller.records import Bill, ControllerRecords, MachineRecord, RecordFile
+from podwatch.controller.records import ControllerRecords, MachineRecord, RecordFile
 from podwatch.controller.run_view import RunView
 from podwatch.domain.engine_and_attempt import LABEL_VARIABLE
 from podwatch.domain.errors import ExitCode, PodwatchError, RemoteError
@@ -28,24 +27,23 @@ RETRY_SECONDS = 60.0
 
 @dataclass
 class Controller:
-    """One run. ``act`` False: everything but reading is left out. ``parallel``: ask several providers at once."""
+    """One run. ``act`` False: everything but reading is left out."""
 
     caps: ControllerConfiguration
     view: RunView
     file: RecordFile
     records: ControllerRecords
-    providers: Mapping[str, ProviderCommand]
+    provider: ProviderCommand
     clock: Clock
     act: bool = True
-    parallel: bool = True
-    _failed: dict[tuple[str, str], float] = field(default_factory=dict)
+    _failed: dict[str, float] = field(default_factory=dict)
     """Machines whose destruction failed, and when (boottime)."""
 
     def turn(self) -> Decision:
         """Blocks for as long as the store and the commands take. Raises HostError where the records cannot be
         written: then nothing is created."""
         began = self.clock.boottime()
-        lists = self._lists()
+        listing = self._list()
         listed = self.clock.boottime()
         number = max((m.number for m in self.records.machines if not m.adopted), default=0)
         run = self.view.read(number=number, claims=self.act)
@@ -55,7 +53,7 @@ class Controller:
             return Decision(Action.WAIT, what, code=ExitCode.TRY_AGAIN, next_turn=1.0, soon=True)
         self._failed = {key: at for key, at in self._failed.items() if now - at < RETRY_SECONDS}
         wall = max(self.clock.wall(), self.records.newest_at)
-        facts = Facts(wall, self.caps, self.file.tag, lists, run, frozenset(self._failed))
+        facts = Facts(wall, self.caps, self.file.tag, listing, run, frozenset(self._failed))
         machines = observe(self.records.machines, facts)
         decision = decide(machines, facts)
         if not self.act:
@@ -69,16 +67,9 @@ class Controller:
             return self._destroy(decision)
         return self._create(decision) if decision.action is Action.CREATE else decision
 
-    def _lists(self) -> dict[str, Listing | str]:
-        names = sorted(self.providers)
-        if len(names) < 2 or not self.parallel:
-            return {name: self._list(name) for name in names}
-        with ThreadPoolExecutor(len(names)) as pool:
-            return dict(zip(names, pool.map(self._list, names), strict=True))
-
-    def _list(self, name: str) -> Listing | str:
+    def _list(self) -> Listing | str:
         try:
-            return self.providers[name].list(self.caps.run_id)
+            return self.provider.list(self.caps.run_id)
         except PodwatchError as error:
             return str(error)
 
@@ -87,9 +78,9 @@ class Controller:
             self.records = replace(self.records, machines=machines, newest_at=wall)
             self.file.save(self.records)
 
-    def _change(self, machine: MachineRecord) -> None:
-        others = tuple(one for one in self.records.machines if one.number != machine.number)
-        self._save((*others, machine), self.records.newest_at)
+    def _change(self, machine: MachineRecord, changed: MachineRecord) -> None:
+        machines = (changed if one == machine else one for one in self.records.machines)
+        self._save(tuple(machines), self.records.newest_at)
 
     def _order(self, machines: tuple[MachineRecord, ...], facts: Facts) -> str:
         """Write the control.json that is due. Why it could not be written, if so: the bounds hold all the same."""
@@ -105,17 +96,13 @@ class Controller:
 
     def _destroy(self, decision: Decision) -> Decision:
         try:
-            self.providers[decision.provider].destroy(decision.id, decision.label)
+            self.provider.destroy(decision.id, decision.label)
         except PodwatchError as error:
-            self._failed[decision.provider, decision.id] = self.clock.boottime()
+            self._failed[decision.id] = self.clock.boottime()
             return _done(decision, f"failed: {error}", ExitCode.UNAVAILABLE)
-        machine = next(one for one in self.records.machines if one.number == decision.number)
-        self._change(replace(machine, bills=tuple(self._confirmed(bill, decision) for bill in machine.bills)))
+        machine = next(one for one in self.records.machines if one.id == decision.id)
+        self._change(machine, replace(machine, destroyed=self.records.newest_at))
         return _done(decision, "destroyed")
-
-    def _confirmed(self, bill: Bill, decision: Decision) -> Bill:
-        same = (bill.provider, bill.id) == (decision.provider, decision.id)
-        return replace(bill, destroyed=self.records.newest_at) if same else bill
 
     def _create(self, decision: Decision) -> Decision:
         began = self.clock.boottime()
@@ -128,28 +115,27 @@ class Controller:
                 decision, result="not sent: another controller has this run", code=ExitCode.TRY_AGAIN, next_turn=30.0
             )
         machine = MachineRecord(
-            decision.number, decision.provider, decision.max_price, self.records.newest_at,
+            decision.number, decision.max_price, self.records.newest_at, price_per_hour=decision.max_price,
             account=decision.account, configuration=self.caps.digest,
-            bills=(Bill(decision.provider, "", decision.max_price, self.records.newest_at),),
         )  # fmt: skip
-        self._change(machine)
+        self._save((*self.records.machines, machine), self.records.newest_at)
         if self.clock.boottime() - began > FRESH_SECONDS:
-            self._change(replace(machine, bills=(), failed="not sent: this controller was frozen"))
+            self._change(machine, replace(machine, failed="not sent: this controller was frozen"))
             return _done(decision, "not sent: this controller was frozen", ExitCode.TRY_AGAIN, 1.0)
         return self._request(decision, machine)
 
     def _request(self, decision: Decision, machine: MachineRecord) -> Decision:
         env = {LABEL_VARIABLE: decision.label}
         try:
-            name, price = self.providers[decision.provider].create(
+            name, price = self.provider.create(
                 self.caps.run_id, decision.number, decision.label, decision.max_price, env
             )
         except ProviderError as error:
-            self._change(replace(machine, bills=(), failed=str(error)[:300], refused=error.refused))
+            self._change(machine, replace(machine, failed=str(error)[:300], refused=error.refused))
             return _done(decision, f"failed: {error}", ExitCode.UNAVAILABLE)
         except OutcomeUnknown as error:
             return _done(decision, f"unknown: {error}", ExitCode.TRY_AGAIN)
-        self._change(replace(machine, bills=(Bill(decision.provider, name, price, machine.requested_at),)))
+        self._change(machine, replace(machine, id=name, price_per_hour=price))
         return _done(decision, f"created {name} for {price:g} per hour")
 
 

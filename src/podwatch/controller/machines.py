@@ -3,9 +3,7 @@ trusted: parsing refuses it, and an answer of another shape is never "no machine
 
 import base64
 import hashlib
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -152,8 +150,3 @@ def parse_destroyed(data: bytes, machine: str) -> None:
     found = DestroyAnswer.from_bytes(data)
     if found.id != machine or not found.destroyed:
         raise IntegrityError("the answer does not confirm that the instance is destroyed")
-
-
-def plain(values: Mapping[str, object]) -> str:
-    """One line of JSON."""
-    return json.dumps(values, sort_keys=True)

@@ -6,13 +6,12 @@ the provider has confirmed its destruction and a list lacks it after that. What 
 ``APPEAR_SECONDS`` while no heartbeat came from it is destroyed, too: a list can leave out what costs money.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from podwatch.controller.configuration import LONGEST_CALL_SECONDS, ControllerConfiguration
 from podwatch.controller.machines import Listing, Rented, RentedState, label_of, number_of
-from podwatch.controller.records import Bill, MachineRecord, spent
+from podwatch.controller.records import MachineRecord, spent
 from podwatch.controller.run_view import RunSeen
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Beat, HolderState
@@ -31,8 +30,7 @@ LOOK_MARGIN_SECONDS: Final = 900.0
 LASTING_SECONDS: Final = 600.0
 """A machine that lived shorter and made no step counts as a failed boot."""
 UNGUARDED_SECONDS: Final = 3600.0
-"""podwatch left a pod on purpose and training continues there, or control.json names another pod as holder: a silent
-machine is given up only after this."""
+"""podwatch left a pod on purpose and training continues there: a silent machine is given up only after this."""
 CAP: Final = "a spend cap is reached"
 PRICE: Final = "it costs more than the highest price that was allowed"
 FINISHED: Final = "the run is finished"
@@ -41,15 +39,15 @@ FOR_GOOD: Final = "the run must not run again (exit code 65)"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One look. ``lists``: by provider; a text says why there is no valid list. ``skip``: (provider, id) of machines
-    whose destruction has just failed."""
+    """One look. ``listing``: the provider's; a text says why there is no valid one. ``skip``: ids of machines whose
+    destruction has just failed."""
 
     now: float
     caps: ControllerConfiguration
     tag: str
-    lists: Mapping[str, Listing | str]
+    listing: Listing | str
     run: RunSeen
-    skip: frozenset[tuple[str, str]] = field(default=frozenset())
+    skip: frozenset[str] = frozenset()
 
     @property
     def beat(self) -> Beat | None:
@@ -58,15 +56,12 @@ class Facts:
     def label(self, number: int) -> str:
         return label_of(self.caps.run_id, number, self.tag)
 
-    def numbered(self) -> list[tuple[str, Rented, int]]:
-        """The machines of this run in the lists, by provider, with their numbers."""
-        return [
-            (provider, one, number)
-            for provider, listing in sorted(self.lists.items())
-            if isinstance(listing, Listing)
-            for one in listing.instances
-            if (number := number_of(one.label, self.caps.run_id, self.tag)) is not None
-        ]
+    @property
+    def listed(self) -> dict[str, tuple[Rented, int]]:
+        """The machines of this run in the list with their numbers, by id."""
+        rented = self.listing.instances if isinstance(self.listing, Listing) else ()
+        found = ((one, number_of(one.label, self.caps.run_id, self.tag)) for one in rented)
+        return {one.id: (one, number) for one, number in found if number is not None}
 
 
 def is_stale(beat: Beat) -> bool:
@@ -84,81 +79,85 @@ def is_from(beat: Beat, machine: MachineRecord, facts: Facts) -> bool:
     sender = beat.said.instance
     if sender.label:
         return sender.label == facts.label(machine.number)
-    return bool(sender.id) and any(bill.id == sender.id for bill in machine.bills)
+    return bool(sender.id) and sender.id == machine.id
 
 
 def observe(machines: tuple[MachineRecord, ...], facts: Facts) -> tuple[MachineRecord, ...]:
     """The records with what this look shows, by number."""
-    known = {machine.number: machine for machine in machines}
-    listed: dict[int, list[tuple[str, Rented]]] = {}
-    for provider, one, number in facts.numbered():
-        listed.setdefault(number, []).append((provider, one))
-        if number not in known:  # our label, in no record: the file was lost, or another controller requested it
-            since = min(one.created_at or facts.now, facts.now)
-            known[number] = MachineRecord(
-                number, provider, facts.caps.max_price_per_hour, since, adopted=True, configuration=facts.caps.digest
-            )  # fmt: skip
-    found = tuple(_listed(known[number], listed.get(number, []), facts) for number in sorted(known))
-    found = tuple(_heard(machine, facts) for machine in found)
+    found = tuple(_heard(machine, facts) for machine in _listed(machines, facts))
     return tuple(_judged(machine, found, facts) for machine in found)
 
 
-def _listed(machine: MachineRecord, listed: list[tuple[str, Rented]], facts: Facts) -> MachineRecord:
-    if not listed and not machine.costs:
+def _listed(machines: tuple[MachineRecord, ...], facts: Facts) -> list[MachineRecord]:
+    listed, found = facts.listed, list[MachineRecord]()
+    known = {machine.id for machine in machines}
+    for record in machines:
+        machine = record
+        if record.costs and not record.id:  # the list answers in place of the command
+            name = next((n for n, (_, number) in listed.items() if number == record.number and n not in known), "")
+            machine = replace(record, id=name, price_per_hour=0.0) if name else record
+            known.add(name)
+        one, _ = listed.pop(machine.id, (None, 0))
+        found.append(_priced(machine, one, machines, facts))
+    found += [_unrecorded(one, number, machines, facts) for one, number in listed.values()]
+    return sorted(found, key=lambda machine: machine.number)
+
+
+def _unrecorded(one: Rented, number: int, machines: tuple[MachineRecord, ...], facts: Facts) -> MachineRecord:
+    """A machine with our label in no record: its request created several, the file was lost, or another controller
+    requested it."""
+    since = min(one.created_at or facts.now, facts.now)
+    adopted = MachineRecord(
+        number, facts.caps.max_price_per_hour, since, adopted=True, configuration=facts.caps.digest
+    )  # fmt: skip
+    made = next((machine for machine in machines if machine.number == number), adopted)
+    until = facts.now if one.state is RentedState.ENDED else None
+    machine = replace(made, id=one.id, price_per_hour=one.price_per_hour, until=until, failed="", missing=None)
+    return _priced(replace(machine, destroyed=None), one, machines, facts)
+
+
+def _priced(
+    machine: MachineRecord, one: Rented | None, machines: tuple[MachineRecord, ...], facts: Facts
+) -> MachineRecord:
+    """With what the list shows of it (None: nothing)."""
+    if one is None and not (machine.costs and is_listed(machine, facts)):
         return machine  # most of a long run's: they cost nothing, and no list shows them
-    there = {(provider, one.id): one for provider, one in listed}
-    known = [bill for bill in machine.bills if bill.id or not listed]
-    bills = [_billed(bill, there.pop((bill.provider, bill.id), None), machine, facts) for bill in known]
-    for (provider, _), one in there.items():
-        until = facts.now if one.state is RentedState.ENDED else None
-        bills.append(Bill(provider, one.id, one.price_per_hour, machine.requested_at, until, facts.now))
-    listing = facts.lists.get(machine.provider)
-    account = machine.account or (listing.account if isinstance(listing, Listing) else "")
-    machine = replace(machine, bills=tuple(bills), account=account)
-    if any(not bill.id and is_lost(bill, machine, facts) for bill in bills):
-        return replace(machine, bills=(), failed="the provider's lists show no machine for this request")
+    account = machine.account or (facts.listing.account if isinstance(facts.listing, Listing) else "")
+    if one is not None:
+        # What was missing and is back cost money meanwhile; a price that falls does not make the past cheaper.
+        price = max(machine.price_per_hour, one.price_per_hour)
+        until = (machine.until or facts.now) if one.state is RentedState.ENDED else None
+        return replace(
+            machine, until=until, seen=facts.now, missing=None, destroyed=None, price_per_hour=price, account=account
+        )
+    missing = machine.missing if machine.missing is not None else facts.now
+    until = facts.now if machine.destroyed is not None else None
+    machine = replace(machine, missing=missing, until=until, account=account)
+    if not machine.id and is_lost(machine, machines, facts):
+        return replace(machine, failed="the provider's list shows no machine for this request")
     return machine
 
 
-def _billed(bill: Bill, one: Rented | None, machine: MachineRecord, facts: Facts) -> Bill:
-    if one is not None:
-        # What was missing and is back cost money meanwhile; a price that falls does not make the past cheaper.
-        price = max(bill.price_per_hour, one.price_per_hour)
-        until = (bill.until or facts.now) if one.state is RentedState.ENDED else None
-        return replace(bill, until=until, seen=facts.now, missing=None, destroyed=None, price_per_hour=price)
-    if bill.until is not None or not is_listed(bill.provider, machine, facts):
-        return bill
-    missing = bill.missing if bill.missing is not None else facts.now
-    return replace(bill, missing=missing, until=facts.now if bill.destroyed is not None else None)
-
-
-def is_lost(bill: Bill, machine: MachineRecord, facts: Facts) -> bool:
+def is_lost(machine: MachineRecord, machines: tuple[MachineRecord, ...], facts: Facts) -> bool:
     """Whether valid lists have lacked it for so long that it has ended, or that they hide it."""
-    if bill.missing is None or facts.run.trouble or is_undecided(facts) or _sends(bill, machine, facts):
+    if machine.missing is None or facts.run.trouble or is_undecided(facts) or _sends(machine, machines, facts):
         return False
-    new = bill.seen is None and facts.now - machine.requested_at < APPEAR_SECONDS + LONGEST_CALL_SECONDS
-    lacked = is_listed(bill.provider, machine, facts) and facts.now - bill.missing >= APPEAR_SECONDS
-    return lacked and not new
+    new = machine.seen is None and facts.now - machine.requested_at < APPEAR_SECONDS + LONGEST_CALL_SECONDS
+    return is_listed(machine, facts) and facts.now - machine.missing >= APPEAR_SECONDS and not new
 
 
-def is_listed(provider: str, machine: MachineRecord, facts: Facts) -> bool:
+def is_listed(machine: MachineRecord, facts: Facts) -> bool:
     """Whether there is a valid list of the account in which the machine would be."""
-    listing = facts.lists.get(provider)
-    return isinstance(listing, Listing) and machine.account in ("", listing.account)
+    return isinstance(facts.listing, Listing) and machine.account in ("", facts.listing.account)
 
 
-def is_reachable(provider: str, machine: MachineRecord, facts: Facts) -> bool:
-    """Whether a command for this provider is configured, and its list does not answer for another account."""
-    listing = facts.lists.get(provider)
-    return listing is not None and (isinstance(listing, str) or is_listed(provider, machine, facts))
-
-
-def _sends(bill: Bill, machine: MachineRecord, facts: Facts) -> bool:
+def _sends(machine: MachineRecord, machines: tuple[MachineRecord, ...], facts: Facts) -> bool:
+    """Whether the heartbeat is fresh and from it: of several with one label, from the one whose id it has."""
     beat = facts.beat
     if beat is None or is_stale(beat) or not is_from(beat, machine, facts):
         return False
     sender = beat.said.instance.id
-    return sender == bill.id or all(sender != other.id for other in machine.bills)
+    return sender == machine.id or all(sender != other.id for other in machines if other.number == machine.number)
 
 
 def _heard(machine: MachineRecord, facts: Facts) -> MachineRecord:
@@ -181,7 +180,7 @@ def _heard(machine: MachineRecord, facts: Facts) -> MachineRecord:
 def _judged(machine: MachineRecord, machines: tuple[MachineRecord, ...], facts: Facts) -> MachineRecord:
     """With the reason to destroy it, and since when there is one. A failed boot stays one."""
     if not machine.costs:
-        failure = machine.boot_failure or (bool(machine.bills) and not _lived(machine))
+        failure = machine.boot_failure or (not machine.failed and not _lived(machine))
         return replace(machine, boot_failure=failure)
     why = _why_ended(machine, machines, facts)
     if not why and facts.run.trouble and machine.ended:
@@ -204,7 +203,7 @@ def _why_ended(machine: MachineRecord, machines: tuple[MachineRecord, ...], fact
         return FINISHED if facts.run.end_code == ExitCode.OK else FOR_GOOD
     if any(other.number > machine.number and other.booted_at is not None and other.costs for other in machines):
         return "a newer machine has taken the run over"
-    if any(bill.price_per_hour > machine.max_price * 1.000001 for bill in machine.costs):
+    if machine.price_per_hour > machine.max_price * 1.000001:
         return PRICE
     if any(_is_over(machines, facts, window, cap) for window, cap in caps_of(facts)):
         return CAP
@@ -225,9 +224,8 @@ def _why_silent(machine: MachineRecord, facts: Facts) -> str:
     if is_undecided(facts) or (own and beat is not None and not is_stale(beat)):
         return ""
     silent = facts.now - (machine.alive_at if machine.alive_at is not None else machine.booted_at)
-    control = facts.run.control
     unguarded = own and beat is not None and beat.said.state == HolderState.RESTARTING
-    limit = UNGUARDED_SECONDS if unguarded or (control is not None and control.holder) else facts.caps.silent
+    limit = UNGUARDED_SECONDS if unguarded else facts.caps.silent
     return f"its heartbeat is silent for {silent:.0f} s" if silent >= limit else ""
 
 
@@ -240,7 +238,7 @@ def caps_of(facts: Facts) -> tuple[tuple[float | None, float], ...]:
 
 def _is_over(machines: tuple[MachineRecord, ...], facts: Facts, window: float | None, cap: float) -> bool:
     """Whether the last save and its machine would cost more than is left."""
-    rate = sum(bill.price_per_hour for machine in machines for bill in machine.costs)
+    rate = sum(machine.price_per_hour for machine in machines if machine.costs)
     reserve = rate * (facts.caps.final_save + LOOK_MARGIN_SECONDS) / 3600
     return spent(machines, facts.now, window) + reserve > cap
 

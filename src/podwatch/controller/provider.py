@@ -2,6 +2,7 @@
 (docs/controller.md has the contract). What they print is parsed strictly: an answer of another shape is an error.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -11,11 +12,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from podwatch.controller.machines import Listing, parse_created, parse_destroyed, parse_listing, plain
+from podwatch.controller.machines import Listing, parse_created, parse_destroyed, parse_listing
 from podwatch.domain.errors import ExitCode, HostError, IntegrityError, PodwatchError
 from podwatch.domain.secrets import scrub
 
 NO_OFFER = 3
+"""Exit code of ``create``: there is no machine within the price."""
 MOST_OUTPUT = 8 << 20
 """Bytes of stdout and stderr: a list of 10,000 machines is smaller."""
 POLL_SECONDS = 0.02
@@ -24,14 +26,13 @@ KEPT_ERRORS = 4000
 
 
 class ProviderError(PodwatchError):
-    """A provider command failed, and did nothing. ``refused``: a repetition fails too. ``no_offer``: there is no
-    machine within the price."""
+    """A provider command failed, and did nothing. ``refused``: a repetition fails too."""
 
     exit_code = ExitCode.UNAVAILABLE
 
-    def __init__(self, what: str, *, where: str, refused: bool = False, no_offer: bool = False) -> None:
-        super().__init__(what, where=where)
-        self.refused, self.no_offer = refused, no_offer
+    def __init__(self, what: str, *, refused: bool = False) -> None:
+        super().__init__(what, where="the provider's command")
+        self.refused = refused
 
 
 class OutcomeUnknown(PodwatchError):  # noqa: N818
@@ -42,9 +43,8 @@ class OutcomeUnknown(PodwatchError):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class ProviderCommand:
-    """One provider. ``argv`` and ``environ`` come from this machine, never from the store."""
+    """Of the provider. ``argv`` and ``environ`` come from this machine, never from the store."""
 
-    name: str
     argv: tuple[str, ...]
     timeout: float = 120.0
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -53,75 +53,57 @@ class ProviderCommand:
         """The machines of the account. Blocks up to ``timeout``. Raises ProviderError: never an empty list instead."""
         code, out, why = self._call("list", {"version": 1, "run_id": run_id})
         if code != 0:
-            raise ProviderError(f"list failed ({why})", where=self.name, refused=code == ExitCode.DO_NOT_RUN)
+            raise ProviderError(f"list failed ({why})", refused=code == ExitCode.DO_NOT_RUN)
         try:
             return parse_listing(out)
         except IntegrityError as error:
-            raise ProviderError(f"list gave no usable answer ({error})", where=self.name) from error
+            raise ProviderError(f"list gave no usable answer ({error})") from error
 
     def create(
         self, run_id: str, generation: int, label: str, max_price: float, env: Mapping[str, str]
     ) -> tuple[str, float]:
         """Request one machine; returns (id, price per hour). Raises ProviderError if none was created, OutcomeUnknown
         if that is not certain."""
-        request = {
-            "version": 1,
-            "run_id": run_id,
-            "generation": generation,
-            "label": label,
-            "max_price_per_hour": max_price,
-            "environment": dict(env),
-        }
+        wanted = {"generation": generation, "label": label, "max_price_per_hour": max_price}
+        request = {"version": 1, "run_id": run_id, **wanted, "environment": dict(env)}
         try:
             code, out, why = self._call("create", request)
         except _NotStarted as error:
-            raise ProviderError(str(error), where=self.name, refused=True) from error
+            raise ProviderError(str(error), refused=True) from error
         if code == 0:
             try:
                 return parse_created(out, label)
             except IntegrityError as error:
-                raise OutcomeUnknown(f"create gave no usable answer ({error})", where=self.name) from error
+                raise OutcomeUnknown(f"create gave no usable answer ({error})") from error
         if code in (ExitCode.DO_NOT_RUN, ExitCode.UNAVAILABLE, NO_OFFER):
-            raise ProviderError(
-                f"create failed ({why})",
-                where=self.name,
-                refused=code == ExitCode.DO_NOT_RUN,
-                no_offer=code == NO_OFFER,
-            )
-        raise OutcomeUnknown(f"it is not known whether create worked ({why})", where=self.name)
+            raise ProviderError(f"create failed ({why})", refused=code == ExitCode.DO_NOT_RUN)
+        raise OutcomeUnknown(f"it is not known whether create worked ({why})")
 
     def destroy(self, machine: str, label: str) -> None:
         """Destroy the machine; one that is already gone counts as destroyed. Raises ProviderError or OutcomeUnknown:
         the next look tries again."""
         code, out, why = self._call("destroy", {"version": 1, "id": machine, "label": label})
         if code != 0:
-            raise ProviderError(f"destroy failed ({why})", where=self.name, refused=code == ExitCode.DO_NOT_RUN)
+            raise ProviderError(f"destroy failed ({why})", refused=code == ExitCode.DO_NOT_RUN)
         try:
             parse_destroyed(out, machine)
         except IntegrityError as error:
-            raise OutcomeUnknown(f"destroy gave no usable answer ({error})", where=self.name) from error
+            raise OutcomeUnknown(f"destroy gave no usable answer ({error})") from error
 
     def _call(self, what: str, request: Mapping[str, Any]) -> tuple[int | None, bytes, str]:
         """(exit code, stdout, reason in words); the code is None if the command was killed at a limit. Raises
         _NotStarted."""
         with ExitStack() as stack:
             stdin, stdout, stderr = (_memory(stack, name) for name in ("stdin", "stdout", "stderr"))
-            os.pwrite(stdin, plain(request).encode(), 0)
+            os.pwrite(stdin, json.dumps(request).encode(), 0)
             try:
+                argv, env = [*self.argv, what], dict(self.environ)
                 process = subprocess.Popen(
-                    [*self.argv, what],
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env=dict(self.environ),
-                    start_new_session=True,
+                    argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True
                 )
             except (OSError, ValueError) as error:
-                raise _NotStarted(
-                    f"cannot run {self.argv[0]}: {getattr(error, 'strerror', None) or error}",
-                    where=self.name,
-                    fix="install it or correct its path",
-                ) from error
+                why = f"cannot run {self.argv[0]}: {getattr(error, 'strerror', None) or error}"
+                raise _NotStarted(why, fix="install it or correct its path") from error
             try:
                 limit = _limit_hit(process, (stdout, stderr), time.monotonic() + self.timeout)
             finally:

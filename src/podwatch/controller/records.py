@@ -16,33 +16,25 @@ LARGEST = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
-    """One machine, as long as it costs money. ``id`` empty: its request has no answer yet, and it counts as the most
-    expensive one allowed. ``since``, ``until`` (None: it still costs), ``seen`` (last time in a list; None: not yet),
-    ``missing`` (since when valid lists lack it) and ``destroyed`` (when the provider confirmed it; None once a list
-    shows it again): epoch seconds."""
+class MachineRecord:
+    """One machine: requested as ``number``, or shown by a list with our label (``adopted``: its request was in no
+    record). A request that created several has a record for each. Times are epoch seconds.
 
-    provider: Label
-    id: Label
-    price_per_hour: Real
-    since: Real
+    ``id`` empty: its request has no answer yet, and it counts as the most expensive one allowed. ``failed``: why it
+    created nothing; ``refused``: a repetition fails too. ``until`` (None: it still costs), ``seen`` (last time in a
+    list; None: not yet), ``missing`` (since when valid lists lack it), ``destroyed`` (when the provider confirmed it;
+    None once a list shows it again). ``booted_at``, ``alive_at``: the first and the last heartbeat from it. ``ended``:
+    why it is destroyed. ``configuration``: the digest of controller.toml."""
+
+    number: Whole
+    max_price: Real
+    requested_at: Real
+    id: Label = ""
+    price_per_hour: Real = 0.0
     until: Real | None = None
     seen: Real | None = None
     missing: Real | None = None
     destroyed: Real | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MachineRecord:
-    """One request for a machine. ``failed``: why it created nothing; ``refused``: a repetition fails too.
-    ``booted_at``, ``alive_at``: the first and the last heartbeat from it. ``ended``: why it is destroyed. ``adopted``:
-    the list showed it, and its request was in no record. ``configuration``: the digest of controller.toml. ``bills``:
-    one, unless the request created several."""
-
-    number: Whole
-    provider: Label
-    max_price: Real
-    requested_at: Real
     account: Label = ""
     configuration: Label = ""
     failed: _Reason = ""
@@ -55,23 +47,23 @@ class MachineRecord:
     ended_at: Real | None = None
     boot_failure: Flag = False
     adopted: Flag = False
-    bills: Many[Bill] = ()
 
     @property
-    def costs(self) -> tuple[Bill, ...]:
-        """What costs money now, or may."""
-        return tuple(bill for bill in self.bills if bill.until is None)
+    def costs(self) -> bool:
+        """Whether it costs money now, or may."""
+        return not self.failed and self.until is None
 
-
-def _cost(bill: Bill, start: float, now: float) -> float:
-    end = now if bill.until is None else min(now, bill.until)
-    return bill.price_per_hour * max(0.0, end - max(start, bill.since)) / 3600
+    def cost(self, start: float, now: float) -> float:
+        """Money from ``start`` to ``now``."""
+        end = now if self.until is None else min(now, self.until)
+        hours = 0.0 if self.failed else max(0.0, end - max(start, self.requested_at)) / 3600
+        return self.price_per_hour * hours
 
 
 def spent(machines: Iterable[MachineRecord], now: float, window: float | None = None) -> float:
     """Money within the last ``window`` seconds; None: ever."""
     start = 0.0 if window is None else now - window
-    return sum(_cost(bill, start, now) for machine in machines for bill in machine.bills)
+    return sum(machine.cost(start, now) for machine in machines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectTooLarge
-from podwatch.store.runs.reading import newest_claim, read_heartbeat, store_time
+from podwatch.store.runs.reading import read_activity, store_time
 from podwatch.store.verdict import read_verdict
 from podwatch.system.clock import Clock
 
@@ -84,18 +84,17 @@ class RunView:
 
     def _read(self, number: int, claims: bool) -> RunSeen:
         began, wall = self.clock.boottime(), self.clock.wall()
-        beat, claim = read_heartbeat(self.store, self.keys, wall), newest_claim(self.store, self.keys)
+        active = read_activity(self.store, self.keys, wall)
         control, problem = self._read_control()
-        now = store_time(self.store, wall)
-        other, highest = self._claim(number, now, claims)
+        other, highest = self._claim(number, active.now, claims)
         return RunSeen(
-            beat=beat,
-            watched=self._watched(beat.mark if beat is not None else "", began),
-            claim_age=None if claim is None else max(0.0, now - claim[1]),
+            beat=active.beat,
+            watched=self._watched(active.beat.mark if active.beat is not None else "", began),
+            claim_age=active.claim_age,
             control=control,
             control_problem=problem,
-            end_code=self._end_code(beat),
-            outdated=beat is not None and claim is not None and claim[0] > beat.said.generation,
+            end_code=self._end_code(active.said),
+            outdated=active.is_outdated,
             other=other,
             number=highest,
             settles_in=0.0 if self._claimed_at is None else max(0.0, self._claimed_at + self.wait - began),
@@ -107,8 +106,7 @@ class RunView:
         self._watch = mark, since, at
         return at - since
 
-    def _end_code(self, beat: Beat | None) -> int | None:
-        said = beat.said if beat is not None else Heartbeat()
+    def _end_code(self, said: Heartbeat) -> int | None:
         if "finished" in (said.desired, said.outcome):
             return int(ExitCode.OK)
         if said.end is not None and said.end.exit_code == ExitCode.DO_NOT_RUN:

@@ -10,11 +10,10 @@ from podwatch.detection.learned import Learned
 from podwatch.detection.observe import DEAD, Turn, boottime_of, lasting_seconds
 from podwatch.detection.start import ENGINE_ROLES, Life
 from podwatch.detection.verdict import agreeing
-from podwatch.detection.window import Signal, Window, failing, healthy, unavailable
+from podwatch.detection.window import Signal, Window, failing, healthy, signal, unavailable
 from podwatch.domain.finding import Agreement, Evidence, counted
 from podwatch.domain.process import ProcessRole, ProcessSample
-from podwatch.domain.snapshot import Health, ServerKind, TrainerSample
-from podwatch.policy.overall_status import STEP_LATE_K
+from podwatch.domain.snapshot import Health, TrainerSample
 
 NEAR_SECONDS = 60.0
 """An engine process that ended longer than this before the memory fell is unrelated: it was replaced since, or was only
@@ -26,6 +25,9 @@ REPLACED_SECONDS = 5.0
 LIVENESS_SECONDS = 150.0
 """prime-rl's ``/liveness`` times out after 30 s and is requested every 30 s: at least three failures in a row. It can
 queue behind a weight update; three failures in a row mean that the update hangs."""
+STEP_LATE_K = 3.0
+"""Median steps without a step until the first line of the status shows it: the factor that detectors use as a
+corroborating signal (detection/confirming.py). It is no proof: an evaluation or a save takes as long."""
 NO_STEP_SECONDS = 600.0
 UPDATE_SECONDS = 2 * 720.0
 """prime-rl allows 720 s for one weight update. During it requests stall, no token is generated, ``/liveness`` is
@@ -54,18 +56,16 @@ STEPS = "steps"
 
 def cuda(turn: Turn, index: int) -> Signal:
     """Agrees if no process of the tree holds a CUDA context on this GPU. On a shared GPU only the engine's count."""
-    name, window = f"CUDA context on gpu{index}", turn.start.of(f"cuda{index}")
+    window, unseen = turn.start.of(f"cuda{index}"), ""
     if turn.trainer is None:
-        return unavailable(name, turn.snapshot.trainer.detail or "not observed")
-    if not window.armed:
-        return unavailable(name, "never seen on this pod")
-    if window.since is not None:
-        return failing(name, "gone", window)
-    asked = [p for p in turn.trainer.descendants if index not in turn.policies.gpu.shared or p.role in ENGINE_ROLES]
-    unreadable = sum(1 for p in asked if p.cuda is None)
-    if unreadable:
-        return unavailable(name, f"cannot read {counted(unreadable, 'process', 'processes')}")
-    return healthy(name, "held")
+        unseen = turn.snapshot.trainer.detail or "not observed"
+    elif window.armed and window.since is None:
+        shared = index in turn.policies.gpu.shared
+        asked = [p for p in turn.trainer.descendants if not shared or p.role in ENGINE_ROLES]
+        unreadable = sum(p.cuda is None for p in asked)
+        unseen = f"cannot read {counted(unreadable, 'process', 'processes')}" if unreadable else ""
+    name = f"CUDA context on gpu{index}"
+    return signal(name, window, "gone", unseen=unseen, sound="held", never="never seen on this pod")
 
 
 def replacement(turn: Turn, since: float) -> ProcessSample | None:
@@ -140,67 +140,51 @@ def started_since(turn: Turn, trainer: TrainerSample, ended: float) -> str | Non
 # -- inference servers -------------------------------------------------------------------------------------------------
 
 
+def _server(
+    turn: Turn, name: str, prefix: str, value: str, *, unseen: str = "", sound: str = "ok", never: str, seconds: float
+) -> Signal:
+    """The signal of the server whose window has failed the longest: one of several is enough."""
+    reading, none = turn.snapshot.inference, Window()
+    windows = {url: turn.start.of(f"{prefix}:{url}") for url in turn.start.servers}
+    armed = [url for url, window in windows.items() if window.armed]
+    url = max(armed, key=lambda url: (windows[url].since is not None, windows[url].seconds), default="")
+    worst = windows.get(url, none)
+    unseen = (reading.detail or never) if not reading.ok else unseen if worst.since is None and armed else ""
+    return signal(name, worst, f"{value} at {url}", unseen=unseen, sound=sound, never=never, seconds=seconds)
+
+
 def health(turn: Turn) -> Signal:
     """Agrees if ``/health`` of any server is refused or 5xx after a 200 during this start. A timeout is no evidence of
     a death, and the answer of a router is no evidence about the engines behind it."""
-    reading = turn.snapshot.inference
-    if not reading.ok or not reading.value:
-        return unavailable("health", reading.detail or "not observed")
-    armed = [s for s in reading.value if turn.start.of(f"health:{s.url}").armed]
-    if not armed:
-        return unavailable("health", "never healthy during this start")
-    for sample in armed:
-        window = turn.start.of(f"health:{sample.url}")
-        if window.since is not None:
-            status = f" ({sample.http_status})" if sample.http_status else ""
-            return failing("health", f"{sample.health}{status} at {sample.url}", window)
-    engines = [s for s in armed if s.kind is ServerKind.ENGINE]
-    if not engines:
-        return unavailable("health", "only a router answers, which does not check its engines")
-    if all(s.health is Health.OK for s in engines):
-        return healthy("health", "ok")
-    return unavailable("health", "timeout")
-
-
-def _longest(turn: Turn, prefix: str) -> tuple[str, Window] | None:
-    """The server whose window is the longest, with its address: one hanging server of several is enough."""
-    found = [(url, turn.start.of(f"{prefix}:{url}")) for url in turn.start.servers]
-    return max(
-        (f for f in found if f[1].armed), key=lambda f: (f[1].since is not None, f[1].seconds), default=None
-    )  # fmt: skip
+    start = turn.start
+    armed = [s for s in start.servers.values() if start.of(f"health:{s.url}").armed]
+    engines = [s for s in armed if s.counts]
+    unseen = "" if engines else "only a server without counters answers: a router does not check its engines"
+    if engines and any(s.health is not Health.OK for s in engines):
+        unseen = "timeout"
+    down = sorted({str(s.health) for s in armed if start.of(f"health:{s.url}").since is not None})
+    never = "never healthy during this start"
+    return _server(turn, "health", "health", " or ".join(down), unseen=unseen, never=never, seconds=0.0)
 
 
 def liveness(turn: Turn, seconds: float = LIVENESS_SECONDS) -> Signal:
     """Agrees if an engine that passed prime-rl's ``/liveness`` before has failed it for ``seconds``."""
-    found = _longest(turn, "liveness") if turn.snapshot.inference.ok else None
-    if found is None:
-        return unavailable("liveness", "not observed, or this server has no such route")
-    url, window = found
-    if window.since is None:
-        return healthy("liveness", "ok")
-    return failing("liveness", f"failing at {url}", window, seconds)
+    never = "not observed, or this server has no such route"
+    return _server(turn, "liveness", "liveness", "failing", never=never, seconds=seconds)
 
 
 def tokens(turn: Turn, seconds: float) -> Signal:
     """Agrees if a server has had running requests and no new token for ``seconds``."""
-    found = _longest(turn, "tokens") if turn.snapshot.inference.ok else None
-    if found is None:
-        return unavailable("generation tokens", "not reported")
-    url, window = found
-    if window.since is not None:
-        return failing("generation tokens", f"flat while requests run at {url}", window, seconds)
-    if not any(s.work for s in turn.start.servers.values()):
-        return unavailable("generation tokens", "no request is running")
-    return healthy("generation tokens", "increasing")
+    unseen = "" if any(s.work for s in turn.start.servers.values()) else "no request is running"
+    return _server(
+        turn, "generation tokens", "tokens", "flat while requests run", unseen=unseen, sound="increasing",
+        never="not reported", seconds=seconds,
+    )  # fmt: skip
 
 
 def sick(turn: Turn, seconds: float) -> Signal:
     """Agrees if ``/health`` of a server has not been 200 for ``seconds``, timeouts included."""
-    found = _longest(turn, "sick") if turn.snapshot.inference.ok else None
-    if found is None:
-        return unavailable("health", turn.snapshot.inference.detail or "never healthy during this start")
-    url, window = found
-    return healthy("health", "ok") if window.since is None else failing("health", f"failing at {url}", window, seconds)
+    return _server(turn, "health", "sick", "failing", never="never healthy during this start", seconds=seconds)
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -245,21 +229,20 @@ def no_step_limit(learned: Learned, policy: HangSettings) -> float:
 
 def memory(turn: Turn) -> Signal:
     """Agrees if a dedicated inference GPU that was full during this start has been empty for ``hold``."""
-    policy, gpus, name = turn.policies, turn.snapshot.gpus, "gpu memory"
-    own = [i for i in policy.gpu.inference if i not in policy.gpu.shared]
+    start, policy, gpus = turn.start, turn.policies.gpu, turn.snapshot.gpus
+    own = {i: start.of(f"gpu{i}") for i in policy.inference if i not in policy.shared}
     known = {g.index for g in gpus.value or ()} if gpus.ok else set()
-    if not own or not known.issuperset(own) or turn.start.mig & set(own):
-        return unavailable(name, gpus.detail or "not observed")
-    empty = [i for i in own if turn.start.of(f"gpu{i}").since is not None]
-    if not empty:
-        values = [turn.start.levels[i].value for i in own if i in turn.start.levels]
-        return healthy(name, f"{min(values) / GIB:.2f} GiB held") if values else unavailable(name, "not observed")
-    if memory_may_fall(turn):
-        return unavailable(name, "empty, possibly by sleep mode")
-    longest = max(empty, key=lambda i: (turn.start.of(f"gpu{i}").armed, turn.start.of(f"gpu{i}").seconds))
-    window, value = turn.start.of(f"gpu{longest}"), f"{turn.start.levels[longest].value / GIB:.2f} GiB"
-    early = f"{value}, not long enough" if window.armed else "never full during this start"
-    return failing(name, value, window, policy.gpu.hold, LEAST_EMPTY, early=early)
+    index = max(own, key=lambda i: (own[i].since is not None, own[i].armed, own[i].seconds), default=-1)
+    window, unseen = own.get(index, Window()), ""
+    if not own or not known.issuperset(own) or start.mig & own.keys() or index not in start.levels:
+        unseen = gpus.detail or "not observed"
+    elif window.since is not None and memory_may_fall(turn):
+        unseen = "empty, possibly by sleep mode"
+    value = "" if index not in start.levels else f"{start.levels[index].value / GIB:.2f} GiB"
+    return signal(
+        "gpu memory", window, value, unseen=unseen, sound=f"{value} held", never="never full during this start",
+        seconds=policy.hold, samples=LEAST_EMPTY,
+    )  # fmt: skip
 
 
 def memory_may_fall(turn: Turn) -> str:
@@ -277,23 +260,19 @@ def memory_may_fall(turn: Turn) -> str:
 def trainers_memory(turn: Turn, trainer: TrainerSample, ended: float) -> Signal:
     """Agrees if the trainer's own GPUs are empty and no process was started since its end: a script that trains in
     phases starts the next phase, a launcher that only waits starts nothing."""
-    name, start = "trainer's gpu memory", turn.start
+    start, unseen = turn.start, ""
     window = start.of("trainer-gpus")
+    empty = ", ".join(f"GPU {index}" for index in sorted(start.own_gpus)) + " empty"
     if not start.own_gpus:
-        return unavailable(name, "the trainer has no GPU of its own, or podwatch does not know it")
-    if not turn.snapshot.gpus.ok:
-        return unavailable(name, turn.snapshot.gpus.detail or "not observed")
-    if not window.armed:
-        return unavailable(name, "never full during this start")
-    if window.since is None:
-        return healthy(name, "held")
-    which = ", ".join(f"GPU {index}" for index in sorted(start.own_gpus))
-    later = started_since(turn, trainer, ended)
-    if later is None:
-        return unavailable(name, f"{which} empty; process start times are unknown")
-    if later:
-        return unavailable(name, f"{which} empty, but {later} was started since", window.seconds)
-    return failing(name, f"{which} empty", window, turn.policies.gpu.hold, LEAST_EMPTY)
+        unseen = "the trainer has no GPU of its own, or podwatch does not know it"
+    elif not turn.snapshot.gpus.ok:
+        unseen = turn.snapshot.gpus.detail or "not observed"
+    elif window.since is not None and (later := started_since(turn, trainer, ended)) != "":
+        unseen = f"{empty}, but {later} was started since" if later else f"{empty}; process start times are unknown"
+    return signal(
+        "trainer's gpu memory", window, empty, unseen=unseen, sound="held", never="never full during this start",
+        seconds=turn.policies.gpu.hold, samples=LEAST_EMPTY,
+    )  # fmt: skip
 
 
 def quiet_seconds(policy: HangSettings) -> float:
@@ -308,20 +287,19 @@ def agree_seconds(policy: HangSettings) -> float:
 
 def idle(turn: Turn) -> Signal:
     """Agrees if all GPUs of this run have been idle, and no token was made, for long enough."""
-    name, window, policies = "gpu utilisation", turn.start.of("idle"), turn.policies
-    if not turn.snapshot.gpus.ok or turn.start.idle_unknown:
-        return unavailable(name, turn.start.idle_unknown or turn.snapshot.gpus.detail or "not observed")
-    if window.since is None:
-        return healthy(name, "busy")
-    if not window.armed:
-        return unavailable(name, "idle, and never seen busy", window.seconds)
-    # Token counts are read less often than GPUs: the last tokens show up after the GPUs became idle.
-    made = turn.start.tokens_at
-    quiet = window if made is None else replace(window, since=max(window.since, made))
-    if quiet.seconds < min(LEAST_IDLE_SECONDS, window.seconds):
-        return healthy(name, "idle, but tokens are generated", quiet.seconds)
-    limit = idle_seconds(turn, policies)
-    return failing(name, "all idle", quiet, limit, early=f"all idle, not long enough ({limit:.0f} s)")
+    name, window, made = "gpu utilisation", turn.start.of("idle"), turn.start.tokens_at
+    unseen = turn.start.idle_unknown or ("" if turn.snapshot.gpus.ok else turn.snapshot.gpus.detail or "not observed")
+    if window.since is not None and made is not None:
+        # Token counts are read less often than GPUs: the last tokens show up after the GPUs became idle.
+        quiet = replace(window, since=max(window.since, made))
+        if not unseen and window.armed and quiet.seconds < min(LEAST_IDLE_SECONDS, window.seconds):
+            return healthy(name, "idle, but tokens are generated", quiet.seconds)
+        window = quiet
+    limit = idle_seconds(turn, turn.policies)
+    return signal(
+        name, window, "all idle", unseen=unseen, sound="busy", never="never seen busy", seconds=limit,
+        early=f"all idle, not long enough ({limit:.0f} s)",
+    )  # fmt: skip
 
 
 def idle_seconds(turn: Turn, policies: Policies) -> float:

@@ -16,7 +16,7 @@ from podwatch.detection.verdict import agreeing, judged, names
 from podwatch.detection.window import Signal, Window, failing
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessRole
-from podwatch.domain.snapshot import ServerKind, Supervision
+from podwatch.domain.snapshot import Supervision
 
 LEAST_BELOW = 3
 """Readings below the floor, however short ``hold`` is: two could be a transient."""
@@ -186,7 +186,7 @@ def _ends(turn: Turn) -> list[Life]:
 def _declared(server: Server, first: float) -> bool:
     """Whether vLLM's own server reported its engine as dead."""
     at = server.declared_at
-    return server.kind is ServerKind.ENGINE and at is not None and at >= first - confirming.NEAR_SECONDS
+    return server.counts and at is not None and at >= first - confirming.NEAR_SECONDS
 
 
 def dead_in_log(turn: Turn, since: float) -> bool:
@@ -246,11 +246,11 @@ def _judge_server(turn: Turn, server: Server, first: Signal, window: Window, *, 
         second = (*second, confirming.steps(turn, window.since, needed=True))
     dead = agreeing(second)
     wait = operator_wait(turn, turn.trainer, window.since) if dead else None
-    who = "the router" if server.kind is ServerKind.ROUTER else "the inference server"
     confirmed = f" (confirmed by {names(second)})" if dead else "; no corroborating signal"
+    summary = f"the inference server at {server.url} is dead: {first.value}{confirmed}"
     return judged(
-        FindingKind.SILENT_DEATH, f"{who} at {server.url} is dead: {first.value}{confirmed}", window.since, first,
-        second, subject=server.url, waits=wait.announcement if wait is not None else "",
+        FindingKind.SILENT_DEATH, summary, window.since, first, second, subject=server.url,
+        waits=wait.announcement if wait is not None else "",
         alone="podwatch does not restart training; check the inference log",
         more=confirming.logs(turn, "silent-death"),
     )  # fmt: skip

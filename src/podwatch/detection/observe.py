@@ -412,7 +412,8 @@ def _ask(turn: Turn, old: Server, sample: InferenceSample, at: float, gap: float
     work = None if running is None else running > 0 or (sample.requests_waiting or 0.0) > 0
     declared = at if health is Health.UNHEALTHY and healthy else None if ok else old.declared_at
     return Server(
-        url, sample.kind, health, tokens, at if grew else old.grew_at, work, not sample.asleep, declared
+        url, health, tokens, old.counts or tokens is not None, at if grew else old.grew_at, work, not sample.asleep,
+        declared,
     )  # fmt: skip
 
 

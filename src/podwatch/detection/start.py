@@ -6,7 +6,7 @@ from typing import Self
 from podwatch.detection.progress import Progress
 from podwatch.detection.window import FOR_GOOD, GAP_SECONDS, Pace, Window
 from podwatch.domain.process import ProcessIdentity, ProcessRole
-from podwatch.domain.snapshot import Health, ServerKind, TrainingMetrics
+from podwatch.domain.snapshot import Health, TrainingMetrics
 
 ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 CONTEXTS = "the trainer's CUDA contexts"
@@ -65,9 +65,11 @@ class Server:
     reports its own engine as dead, while a server that is being stopped closes its socket."""
 
     url: str
-    kind: ServerKind = ServerKind.ENGINE
     health: Health = Health.TIMEOUT
     tokens: float | None = None
+    counts: bool = False
+    """It has reported its tokens: it is an engine's own server. A router, which answers for the engines behind it, has
+    none."""
     grew_at: float | None = None
     work: bool | None = None
     awake: bool = True

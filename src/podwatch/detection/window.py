@@ -98,6 +98,18 @@ def failing(
     return Signal(name, early or f"{value}, not long enough", Agreement.UNAVAILABLE, window.seconds)
 
 
+def signal(
+    name: str, window: Window, value: str, *, unseen: str = "", sound: str = "ok",
+    never: str = "never healthy during this start", seconds: float = 0.0, samples: int = 1, early: str = "",
+) -> Signal:  # fmt: skip
+    """What a window says. It agrees only if it was healthy in this start and has failed for ``seconds`` at so many
+    ``samples``. ``unseen``: why it cannot be observed now, and then it agrees with nothing; ``never``: the value before
+    it was healthy, ``sound``: while it is, ``value``: while it fails, and ``early`` until it has failed for long."""
+    if unseen or not window.armed:
+        return unavailable(name, unseen or never, window.seconds)
+    return healthy(name, sound) if window.since is None else failing(name, value, window, seconds, samples, early=early)
+
+
 def healthy(name: str, value: str, seconds: float = 0.0) -> Signal:
     return Signal(name, value, Agreement.DISAGREES, seconds)
 

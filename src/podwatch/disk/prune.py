@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from podwatch.checkpoints.layout import Layout
+from podwatch.checkpoints.lineage import kept_branch
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.config.settings import DiskSettings
 from podwatch.disk.explain import no_room, other_disks, part_elsewhere
@@ -27,7 +28,6 @@ from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding
 from podwatch.domain.snapshot import DiskSample
-from podwatch.policy.lineage import kept_branch
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 

@@ -54,7 +54,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class LastEnd:
-    """How the last attempt ended. ``outcome``, ``blame``: of policy/exit_code.py. ``step``: its newest step."""
+    """How the last attempt ended. ``outcome``, ``blame``: of job/exit_code.py. ``step``: its newest step."""
 
     code: Integer
     outcome: Label

@@ -142,16 +142,6 @@ class PodSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """podwatch ends. ``preempted``: training ends with it. ``saves_are_safe``: the newest save is stored or its upload
-    was dropped, or the grace leaves no more time for it."""
-
-    why: str
-    preempted: bool = False
-    saves_are_safe: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class PendingEvaluation:
     """Evaluations that need training's GPUs. ``due``: they can run now, as files, disk and the time since the last save
     are. ``idle``: no training was wanted when they were asked for, so nothing stops for them."""
@@ -163,11 +153,8 @@ class PendingEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class NodesOfRun:
-    """This node's part in a run over several nodes. ``ended``: why the attempt has ended for all of them. ``waits``:
-    why the leader does not let this node start yet. ``follows``: the leader has chosen ``step``, and prepared it."""
+    """This node's part in a run over several nodes. ``follows``: the leader has chosen ``step``, and prepared it."""
 
-    ended: str = ""
-    waits: str = ""
     follows: bool = False
     step: int | None = None
 
@@ -212,7 +199,6 @@ class Facts:
     """None: nothing of the last start is known to run, and its end is recorded."""
     acting: str = ""
     """The action that is carried out now; empty if none is."""
-    leaving: Leaving | None = None
     unwritable: str = ""
     """Why a start or a stop cannot be recorded now; empty if it can."""
     search: Reading[PodSearch] = NOT_SEARCHED

@@ -67,19 +67,6 @@ class Pod:
     instance: Annotated[Instance, or_null(NO_INSTANCE)] = NO_INSTANCE
     process: Label = ""
 
-    def same_as(self, other: "Pod") -> bool:
-        """Whether ``other`` is certainly this pod, so that its claims cannot come from a second living one: the same
-        state on the same machine (a machine has one boot at a time), or the same boot and place with the state lost.
-
-        Not for jobs: an engine starts a job again on the machine, with the state directory, where the attempt before
-        may live on. Of a job only the same process is certainly this pod (see ``same_job``)."""
-        if self.process or other.process:
-            return self.process == other.process
-        if self.writer_id == other.writer_id:
-            return other.machine_id in ("", self.machine_id)
-        here = (self.machine_id, self.boot_id, self.place)
-        return all(here) and here == (other.machine_id, other.boot_id, other.place)
-
     def same_job(self, other: "Pod") -> bool:
         """Whether ``other`` is an attempt of the same job of the engine; it may be a living one."""
         return bool(self.process or other.process) and self.instance.job == other.instance.job
@@ -90,16 +77,6 @@ class Pod:
         where = self.instance
         attempt = f", attempt {where.attempt}" if where.attempt else ""
         return f"{self.host or '?'}{f' ({where.provider} {where.id}{attempt})' if where.provider else ''}"
-
-    def called(self, name: str) -> bool:
-        """Whether ``name`` (host name, writer id, machine id, the instance's id or its label) names this pod."""
-        return bool(name) and name in (
-            self.host,
-            self.writer_id,
-            self.machine_id,
-            self.instance.id,
-            self.instance.label,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +152,7 @@ class Heartbeat(Pod, Document):
     overall: Annotated[Label, unreadable_as("")] = ""
     reason: Annotated[str, shown(300), unreadable_as("")] = ""
     outcome: Annotated[Label, or_null("")] = ""
-    """How the run ended on that pod (policy/exit_code.py); empty while it continues."""
+    """How the run ended on that pod (job/exit_code.py); empty while it continues."""
     end: HeartbeatEnd | None = None
     step: Annotated[Whole | None, unreadable_as(None)] = None
     step_wall: Annotated[Real | None, unreadable_as(None)] = None
@@ -263,15 +240,13 @@ def _signed(document: D, pod: Pod) -> D:
 class Control(Document):
     """``control.json``: written by operators and the controller; podwatch only reads it.
 
-    ``desired``: for every pod of the run. ``holder``: the only pod allowed to hold the run (its host name, writer id or
-    machine id as in heartbeat.json); empty: any pod that claims it. ``reason`` is shown.
+    ``desired``: for every pod of the run. ``reason`` is shown.
     """
 
     FILE = "control.json"
     ONLY_KNOWN = True
 
     desired: Literal["running", "stopped"] = "running"
-    holder: Label = ""
     reason: Label = ""
     schema_version: Annotated[int, Strictly(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
     kind: Literal["podwatch-control"] = "podwatch-control"
@@ -301,8 +276,6 @@ class LeaseAction(StrEnum):
     HOLD = "holding"
     REFUSE = "refused"
     SUPERSEDED = "superseded"
-    ASSIGNED_ELSEWHERE = "assigned-elsewhere"
-    """An operator named another pod in control.json."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from podwatch.domain.document import (
     shown,
 )
 from podwatch.domain.earlier_attempts import Host
+from podwatch.domain.engine_and_attempt import MOST_NODES
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.node_from_engine import MOST_NODES
 from podwatch.domain.secrets import scrub
 
 N = TypeVar("N", bound="_NodeDocument")
@@ -58,7 +58,7 @@ class GangRecord(_NodeDocument):
 
 @dataclass(frozen=True, slots=True)
 class NodeFailure:
-    """Why a node cannot continue. ``blame``: of policy/exit_code.py. ``log``: the log line that explains it. ``echo``:
+    """Why a node cannot continue. ``blame``: of job/exit_code.py. ``log``: the log line that explains it. ``echo``:
     by its logs, only because another node is gone. ``broken``: the node's machine is, so that another one is needed."""
 
     kind: Label

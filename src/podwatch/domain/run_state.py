@@ -16,7 +16,8 @@ from podwatch.domain.starts import StartedBy, TrainerStart, changed_start, find_
 
 @dataclass(frozen=True, slots=True)
 class RestartHistory:
-    """The state of the decision whether to restart (policy.restart). Times are monotonic seconds of one boot."""
+    """What the decision whether to restart remembers (recovery/restart_budget.py). Times are monotonic seconds of one
+    boot."""
 
     ever_worked: Flag = False
     """This command has made a step at least once."""

@@ -1,8 +1,8 @@
 """One frozen snapshot of the pod, made of the sensors' readings: the complete input of detection at one moment."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from podwatch.domain.process import ATTACHED_ID, ExitStatus, ProcessIdentity, ProcessRole, ProcessSample
 
@@ -268,18 +268,12 @@ class Liveness(StrEnum):
     TIMEOUT = "timeout"
 
 
-class ServerKind(StrEnum):
-    ENGINE = "engine"
-    """vLLM's own API server."""
-    ROUTER = "router"
-    """Answers for the engines behind it (prime-rl's ``vllm-router`` on 8000); holds no GPU."""
-
-
 @dataclass(frozen=True, slots=True)
 class InferenceSample:
     """One inference server. Counters come from vLLM's ``/metrics``; None if not readable.
 
-    Health 200 does not prove that the engine works (vllm#39863), hence the counters.
+    Health 200 does not prove that the engine works (vllm#39863), hence the counters. A router (prime-rl's
+    ``vllm-router``) has none: it answers for the engines behind it.
     """
 
     url: str
@@ -292,7 +286,6 @@ class InferenceSample:
     """None if the server has no such route, or was not asked."""
     asleep: bool | None = None
     """vLLM's sleep mode (``/is_sleeping``), which frees its memory on purpose. None if it does not report it."""
-    kind: ServerKind = ServerKind.ENGINE
     discovered: bool = False
     """Found in the process tree, not configured."""
 
@@ -341,40 +334,11 @@ _PRECEDENCE = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSo
 """Which source shows a step first."""
 
 
-def _pending() -> "Reading[tuple[GpuSample, ...]]":
-    return unobserved(SensorState.PENDING, 0.0, "not observed yet")
-
-
-def _pending_disk() -> "Reading[DiskSample]":
-    return unobserved(SensorState.PENDING, 0.0, "not observed yet")
-
-
-def _pending_inference() -> "Reading[tuple[InferenceSample, ...]]":
-    return unobserved(SensorState.ABSENT, 0.0, "no inference URL configured")
-
-
-def _pending_progress() -> "Reading[tuple[ProgressSample, ...]]":
-    return unobserved(SensorState.PENDING, 0.0, "not observed yet")
-
-
-def _pending_trainer() -> "Reading[TrainerSample]":
-    return unobserved(SensorState.PENDING, 0.0, "not observed yet")
-
-
-def _no_disks() -> "Reading[tuple[DiskSample, ...]]":
-    return unobserved(SensorState.ABSENT, 0.0, "no other file system is looked at")
-
-
-def _pending_host() -> "Reading[HostSample]":
-    return unobserved(SensorState.PENDING, 0.0, "not observed yet")
-
-
-def _no_logs() -> "Reading[tuple[LogMatch, ...]]":
-    return unobserved(SensorState.ABSENT, 0.0, "no log is followed")
-
-
-def _no_training() -> "Reading[tuple[TrainingMetrics, ...]]":
-    return unobserved(SensorState.ABSENT, 0.0, "no source of training figures")
+_NOT_OBSERVED: Reading[Any] = unobserved(SensorState.PENDING, 0.0, "not observed yet")
+_NO_SERVER: Reading[Any] = unobserved(SensorState.ABSENT, 0.0, "no inference URL configured")
+_NO_LOGS: Reading[Any] = unobserved(SensorState.ABSENT, 0.0, "no log is followed")
+_NO_TRAINING: Reading[Any] = unobserved(SensorState.ABSENT, 0.0, "no source of training figures")
+_NO_DISKS: Reading[Any] = unobserved(SensorState.ABSENT, 0.0, "no other file system is looked at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,19 +360,19 @@ class Snapshot:
 
     at: float
     wall: float
-    gpus: Reading[tuple[GpuSample, ...]] = field(default_factory=_pending)
-    trainer: Reading[TrainerSample] = field(default_factory=_pending_trainer)
-    disk: Reading[DiskSample] = field(default_factory=_pending_disk)
-    inference: Reading[tuple[InferenceSample, ...]] = field(default_factory=_pending_inference)
-    progress: Reading[tuple[ProgressSample, ...]] = field(default_factory=_pending_progress)
+    gpus: Reading[tuple[GpuSample, ...]] = _NOT_OBSERVED
+    trainer: Reading[TrainerSample] = _NOT_OBSERVED
+    disk: Reading[DiskSample] = _NOT_OBSERVED
+    inference: Reading[tuple[InferenceSample, ...]] = _NO_SERVER
+    progress: Reading[tuple[ProgressSample, ...]] = _NOT_OBSERVED
     saving: bool = False
     desired: Desired = Desired.RUNNING
-    host: Reading[HostSample] = field(default_factory=_pending_host)
-    logs: Reading[tuple[LogMatch, ...]] = field(default_factory=_no_logs)
-    training: Reading[tuple[TrainingMetrics, ...]] = field(default_factory=_no_training)
+    host: Reading[HostSample] = _NOT_OBSERVED
+    logs: Reading[tuple[LogMatch, ...]] = _NO_LOGS
+    training: Reading[tuple[TrainingMetrics, ...]] = _NO_TRAINING
     """Newest last, at most a few steps: detectors keep their own history."""
     checkpoint: CheckpointMark = CheckpointMark()
-    disks: Reading[tuple[DiskSample, ...]] = field(default_factory=_no_disks)
+    disks: Reading[tuple[DiskSample, ...]] = _NO_DISKS
     """File systems other than ``disk``, one entry per role."""
     boot_at: float | None = None
     """The same moment on CLOCK_BOOTTIME, which also runs during suspend: with ``at`` it shows one."""

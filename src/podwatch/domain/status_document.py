@@ -15,7 +15,7 @@ from podwatch.domain.document import At, Document, Flag, Integer, Positive, Real
 from podwatch.domain.finding import Evidence, Severity, Verdict
 from podwatch.domain.lease import HeartbeatEnd, LeaseAction
 from podwatch.domain.nodes import NodeView
-from podwatch.domain.snapshot import Desired, GpuState, Health, Liveness, SensorState, ServerKind, Supervision
+from podwatch.domain.snapshot import Desired, GpuState, Health, Liveness, SensorState, Supervision
 
 # -- findings, events, incidents -------------------------------------------------------------------------------------
 
@@ -333,7 +333,6 @@ class ServerDocument(Document):
     """prime-rl's /liveness; null if the server has no such route, or was not queried recently."""
     asleep: Flag | None
     """vLLM's sleep mode; null if the server does not report it."""
-    server: ServerKind
     """A router answers for the engines behind it."""
     discovered: Flag
     """Found in the process tree, not configured."""
@@ -466,8 +465,7 @@ class SyncDocument(Document):
     calls: Mapping[Text, Whole]
     """To the store since podwatch started, by class: a is free, b and c are up to 2,500 a day."""
     standing: Literal["alone"] | LeaseAction
-    """Whether this pod holds the run in the store (docs/two-pods.md); alone: no store; assigned-elsewhere:
-    control.json names another pod."""
+    """Whether this pod holds the run in the store (docs/two-pods.md); alone: no store."""
     generation: Whole
     """Of the holder."""
     settles_in_seconds: Whole | None
@@ -510,8 +508,6 @@ class Row(Document):
     tone: Tone = Tone.NONE
     share: Size | None = None
     """From 0 to 1, where a bar can show it."""
-    narrow: Text = ""
-    """The text in fewer words, for a narrow terminal; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

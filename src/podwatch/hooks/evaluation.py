@@ -1,6 +1,6 @@
 """Evaluates checkpoints: follows the events, prepares each checkpoint that is due, runs the command, keeps the table.
 
-The decisions are in policy/evaluation.py; the rest of podwatch is behind ``Site`` (daemon/evaluation.py). One
+The decisions are in hooks/evaluations_due.py; the rest of podwatch is behind ``Site`` (app/evaluation.py). One
 evaluation at a time. Nothing here is on the path of detection, and an exception ends no more than one evaluation.
 Evaluations that training stops for: hooks/evaluations_in_one_stop.py.
 """
@@ -21,12 +21,12 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired
 from podwatch.hooks import evaluation_files, start_child
+from podwatch.hooks import evaluations_due as policy
 from podwatch.hooks.evaluation_files import metrics_of, place_of
+from podwatch.hooks.evaluations_due import Result, Rules, State, Target
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom, StoppedTraining, Where
 from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk
 from podwatch.journal import Journal
-from podwatch.policy import evaluation as policy
-from podwatch.policy.evaluation import Result, Rules, State, Target
 
 WATCH_SECONDS: Final = 2.0
 """Time between two looks at the free space and at what the next save needs, while an evaluation runs."""

@@ -18,7 +18,7 @@ from podwatch.config.settings import EvaluationSettings
 from podwatch.config.trusted_files import check_trusted
 from podwatch.config.units import format_size
 from podwatch.domain.errors import ConfigurationError, HostError
-from podwatch.policy import evaluation as policy
+from podwatch.hooks import evaluations_due as policy
 from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry
 
 RESULT_BYTES: Final = 4 << 20

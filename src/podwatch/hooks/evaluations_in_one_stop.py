@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Final, Self
 
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.snapshot import Desired
-from podwatch.policy import evaluation as policy
-from podwatch.policy.evaluation import Result, Target
+from podwatch.hooks import evaluations_due as policy
+from podwatch.hooks.evaluations_due import Result, Target
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluation import Evaluations, Prepared, Site
     from podwatch.hooks.hook_runner import Desk
 
 TURN_SECONDS: Final = 3.0
-"""Time between two looks whether training can be stopped now: well within ``policy.evaluation.FRESH_SECONDS``."""
+"""Time between two looks whether training can be stopped now: well within ``hooks.evaluations_due.FRESH_SECONDS``."""
 AGAIN_SECONDS: Final = 15.0
 """Until the next try after training could not be stopped, or its GPUs were not free."""
 MISSING_SECONDS: Final = 300.0

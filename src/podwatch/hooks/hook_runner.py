@@ -2,7 +2,7 @@
 
 An event only wakes the tasks, so nothing here is on the path of detection. The journal decides what is pending: each
 hook records the last event that it began, and what it runs: what is there at podwatch's next start was interrupted by
-podwatch's end. Occasions of ``policy.hooks.AT_LEAST_ONCE`` are then run again with the same id, all others are not.
+podwatch's end. Occasions of ``hooks.occasions.AT_LEAST_ONCE`` are then run again with the same id, all others are not.
 """
 
 import asyncio
@@ -21,8 +21,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.times import rfc3339
 from podwatch.hooks import start_child
-from podwatch.journal import AsyncJournal, Journal
-from podwatch.policy.hooks import (
+from podwatch.hooks.occasions import (
     FAILING_AFTER,
     SOURCES,
     Occasion,
@@ -30,6 +29,7 @@ from podwatch.policy.hooks import (
     occasion_of,
     pause_seconds,
 )
+from podwatch.journal import AsyncJournal, Journal
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock, either
 

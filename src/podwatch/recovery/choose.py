@@ -254,6 +254,7 @@ BEHIND_A_LINK = (
     "move the checkpoint back to the place of the link, set trainer.checkpoint_dir to the directory that it points to,"
     " or run `podwatch start --fresh`"
 )
+DOUBT_FIX = "make podwatch's state directory writable (see the other findings), or run `podwatch start --step N`"
 DECIDE = "see `podwatch checkpoints`, then run `podwatch start --step N` or `podwatch start --fresh`"
 
 
@@ -357,10 +358,10 @@ def _asked_about(facts: Facts, choice: Choice, use: Sequence[CheckpointSet]) -> 
     if choice.source == "none":
         return Ask(choice.reason, unowned=choice.unowned)
     if facts.doubt and choice.step is None:
-        return Ask(f"podwatch does not start fresh: {facts.doubt}")
+        return Pending(f"podwatch does not start fresh: {facts.doubt}", DOUBT_FIX)
     if facts.doubt and any(s.complete and not s.ours and s.step > above for s in facts.checkpoints):
         unknown = f"podwatch cannot tell whether a checkpoint above step {choice.step} belongs to this run"
-        return Ask(f"{unknown}: {facts.doubt}")
+        return Pending(f"{unknown}: {facts.doubt}", DOUBT_FIX)
     if choice.source == "fresh":
         return _before_a_fresh_start(facts, trouble)
     if choice.source == "local" and run.wanted is None and (misfit := facts.misfits.get(above)):

@@ -18,7 +18,7 @@ from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.run import StartRecord
 from podwatch.domain.secrets import MASK, scrub
 from podwatch.domain.snapshot import Supervision
-from podwatch.policy.command_diff import differences
+from podwatch.recovery.command_diff import differences
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.start_plan import changed_configs, changed_files, config_digests, working_directory
 from podwatch.system import procfs

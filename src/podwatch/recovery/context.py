@@ -17,9 +17,9 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.run import Mutation
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, Snapshot, Supervision
+from podwatch.job.exit_code import Blame
 from podwatch.journal import Journal
-from podwatch.policy.confirm_resume import Confirmation, confirm
-from podwatch.policy.exit_code import Blame
+from podwatch.recovery.confirm_resume import Confirmation, confirm
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
 from podwatch.trainer.base import TrainerHandle
@@ -222,12 +222,18 @@ class RecoveryContext:
         self.tools.run_file.note(lambda run: run.with_start(start_id, ended=wall))
 
     async def start_was_seen(self, start_id: str) -> None:
-        """Record that this start has happened: a request for it is fulfilled."""
-        await self.tools.run_file.edit(
-            lambda run: replace(
-                run, wanted=None, fresh=False, requested=False, evaluation="", next_try_wall=None
-            ).with_start(start_id, seen=True)
-        )
+        """Record that this start has happened: the request for it is fulfilled. A request that came after it was
+        decided on stays: a stop, or a restart, which names this start as the one to stop."""
+
+        def seen(run: RunState) -> RunState:
+            restarts = run.stopping is not None and run.stopping.start_id == start_id
+            if run.desired is Desired.RUNNING and not restarts:
+                run = replace(
+                    run, wanted=None, fresh=False, requested=False, evaluation="", next_try_wall=None, clean=False
+                )
+            return run.with_start(start_id, seen=True)
+
+        await self.tools.run_file.edit(seen)
 
     def is_counted(self, start_id: str) -> bool:
         """Whether the end of this start was counted as a failure."""

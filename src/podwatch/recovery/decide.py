@@ -8,6 +8,8 @@ operator does.
 An ``Edit`` changes only run.json; the same turn then decides again. An ``Action`` changes the pod; no second one
 begins before it has ended. A wait is an answer without either.
 
+A podwatch that leaves asks no more (``Recovery.leave``): what is recorded is finished by the next one.
+
 "Ours" is the tree of the last start, supervised or attached. Readings that are older than the end of our last trainer
 show that trainer, so they count as absent (``Now.search``, ``Now.held``).
 
@@ -130,7 +132,9 @@ class Now:
     @property
     def verdict(self) -> Finding | None:
         """The first finding that asks for something and is confirmed."""
-        return next((f for f in self.findings if f.verdict is not Verdict.NONE and f.confirmed), None)
+        cancelled = self.facts.trainer is not None and self.run.stop_cancelled_for == self.facts.trainer.start_id
+        asks = [f for f in self.findings if f.verdict is not Verdict.NONE and f.confirmed]
+        return next((f for f in asks if f.verdict is not Verdict.STOP or not cancelled), None)
 
     @property
     def end_judged(self) -> Finding | None:
@@ -173,19 +177,6 @@ class Now:
 # -- the rows ----------------------------------------------------------------------------------------------------------
 
 
-def podwatch_leaves(now: Now) -> Decision | None:
-    leaving = now.facts.leaving
-    if leaving is None:
-        return None
-    if now.ours is None:
-        return Decision(_watching(now), f"podwatch ends: {leaving.why}")
-    if not leaving.preempted:
-        return Decision(_watching(now), f"podwatch ends, and training continues: {leaving.why}")
-    if leaving.saves_are_safe:
-        return Decision(Phase.STOPPING, leaving.why, action=Stop(now.ours.start_id, leaving.why))
-    return Decision(_watching(now), f"{leaving.why}: podwatch stores the newest save before training ends")
-
-
 def another_supervisor_holds_the_run(now: Now) -> Decision | None:
     if now.ours is not None or now.search is None or not now.search.lock_holder:
         return None
@@ -222,9 +213,8 @@ def podwatch_only_watches(now: Now) -> Decision | None:
 def the_run_belongs_elsewhere(now: Now) -> Decision | None:
     if now.ours is None:
         return None
-    ended = "" if now.facts.nodes is None else now.facts.nodes.ended
     left_to_operator = now.run.yielded and now.ours.attached
-    why = ended or (now.lease.why_not if now.lease.stop and not left_to_operator else "")
+    why = now.lease.why_not if now.lease.stop and not left_to_operator else ""
     return Decision(Phase.STOPPING, why, action=Stop(now.ours.start_id, why)) if why else None
 
 
@@ -267,8 +257,6 @@ def a_finding_asks(now: Now) -> Decision | None:
     if finding.verdict is Verdict.FINISH:
         return Decision(Phase.STOPPING, finding.summary, action=Finish(finding))
     if finding.verdict is Verdict.STOP:
-        if now.run.stop_cancelled_for == now.ours.start_id:
-            return None
         newest = now.newest
         above = None if finding.kind is FindingKind.DISK_NO_ROOM else NO_CHECKPOINT if newest is None else newest
         return Decision(Phase.ENDING, finding.summary, edit=WantStop(finding, above))
@@ -350,7 +338,7 @@ def its_operator_may_start_it_again(now: Now) -> Decision | None:
 
 def an_evaluation_runs(now: Now) -> Decision | None:
     pending = now.facts.evaluation
-    if pending is None or now.lease.why_not:
+    if pending is None or (now.wants_training and now.lease.why_not):
         return None
     if not (now.run.evaluation if now.wants_training else pending.idle):
         return None
@@ -377,8 +365,6 @@ def no_training_is_wanted(now: Now) -> Decision | None:
 
 
 def the_run_is_held_elsewhere(now: Now) -> Decision | None:
-    if now.facts.nodes is not None and (waits := now.facts.nodes.waits or now.facts.nodes.ended):
-        return Decision(Phase.BLOCKED, waits)
     lease = now.lease
     if not lease.why_not or (lease.act is LeaseAction.ASK and now.run.despite_store):
         return None
@@ -442,7 +428,7 @@ def the_gpus_are_held(now: Now) -> Decision | None:
         return Decision(Phase.STARTING, f"waiting: {what}")
     if not (gpu.inference or gpu.trainer) and not any(name.startswith("port ") for name in held or ()):
         return None  # it may be anything else's
-    fix = "end the process that holds it, or run `podwatch clean --gpu`"
+    fix = "end the process that holds it"
     return Decision(Phase.BLOCKED, f"podwatch cannot start training yet: {what}", fix, kind=FindingKind.BLOCKED)
 
 
@@ -471,7 +457,6 @@ def training_starts(now: Now) -> Decision:
 Row: TypeAlias = Callable[[Now], Decision | None]
 
 ROWS: Final[tuple[Row, ...]] = (
-    podwatch_leaves,
     another_supervisor_holds_the_run,
     a_stop_is_unfinished,
     podwatch_only_watches,
@@ -499,6 +484,16 @@ ROWS: Final[tuple[Row, ...]] = (
 def decide(facts: Facts, findings: Sequence[Finding], settings: "Settings") -> Decision:
     """What podwatch does about training now. Total: every state of the pod has an answer."""
     return _first(ROWS, Now(facts, findings, settings))
+
+
+def nothing_else_trains(facts: Facts, settings: "Settings") -> bool:
+    """Whether nothing else on the pod trains this run, or may: what a start asks once more before it changes
+    anything."""
+    now = Now(facts, (), settings)
+    if now.ours is not None or now.search is None:
+        return False
+    others = (another_supervisor_holds_the_run, an_operator_started_a_trainer, something_may_train_already)
+    return all(row(now) is None for row in others)
 
 
 def _first(rows: Sequence[Row], now: Now) -> Decision:

@@ -10,18 +10,18 @@ from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessSample
-from podwatch.domain.run_state import Stopping
+from podwatch.domain.run_state import RunState, Stopping
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Snapshot
+from podwatch.job.exit_code import Blame
 from podwatch.journal import Journal
 from podwatch.journal.bundle import capture
 from podwatch.journal.explaining_line import decisive, since
-from podwatch.policy.errors_in_output import LOG_LINES_KEPT
-from podwatch.policy.exit_code import Blame
-from podwatch.policy.restart import Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.context import Attempt, OpenFailure, RecoveryContext
+from podwatch.recovery.restart_budget import Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.start import StartFailed
 from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.errors_in_output import LOG_LINES_KEPT
 
 EVIDENCE_SECONDS: Final = 10.0
 """Limit for the incident bundle. The restart does not wait longer: idle GPUs cost money."""
@@ -108,21 +108,28 @@ class Failures:
     ) -> Decision:
         """Decide what follows this failure and record it, once per start, with the stop of what is left of it.
         ``report`` reports it."""
-        tools, run = self.context.tools, self.context.run
+        tools, jitter, decisions = self.context.tools, self.context.tools.jitter.random(), list[Decision]()
         failure = self._failure(attempt, kind, lines, needs_person, explained_by)
-        decision = after_failure(run.history, failure, tools.settings, tools.jitter.random())
+
+        def counted(run: RunState) -> RunState:
+            decision = after_failure(run.history, failure, tools.settings, jitter)
+            decisions.append(decision)
+            stepped = decision.step_back and failure.resumed_from is not None
+            return replace(
+                run,
+                history=decision.history,
+                next_try_wall=tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None,
+                below=failure.resumed_from if stepped else run.below,
+                stopping=stopping or run.stopping,
+            ).with_start(start_id, counted=True)
+
+        await tools.run_file.edit(counted)
+        decision = decisions[-1]
         # A checkpoint proves steps that an earlier pod made. One of several nodes may see no step of its own: the store
         # counts attempts without progress (job_attempts).
         worked = decision.history.ever_worked or failure.resumed_from is not None or tools.settings.nodes.several
         self.context.blame = blame_of(failure, worked)
-        due = tools.clock.wall() + decision.delay_seconds if decision.delay_seconds > 0 else None
-        below = failure.resumed_from if decision.step_back and failure.resumed_from is not None else run.below
         self.why_gave_up = decision.reason if decision.history.gave_up else ""
-        await tools.run_file.edit(
-            lambda run: replace(
-                run, history=decision.history, next_try_wall=due, below=below, stopping=stopping or run.stopping
-            ).with_start(start_id, counted=True)
-        )
         return decision
 
     def report(self, decision: Decision, cause: str, lines: tuple[str, ...], attempt: Attempt | None) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from podwatch.checkpoints.lineage import departure
 from podwatch.checkpoints.resume import Resumed, resumed
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.errors import PodwatchError
@@ -12,7 +13,6 @@ from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind, Severity
 from podwatch.domain.snapshot import Supervision
 from podwatch.domain.starts import changed_start, find_start
-from podwatch.policy.lineage import departure
 from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.start_entries import CLOCK_SET_BACK, enter_running
@@ -67,7 +67,7 @@ class Lineages:
             await asyncio.gather(self.check, return_exceptions=True)
 
     async def descend(self, handle: TrainerHandle) -> bool:
-        """Open a new lineage if an operator's own start has left the current one (see ``policy.lineage``); return
+        """Open a new lineage if an operator's own start has left the current one (see ``checkpoints.lineage``); return
         whether it has. Every checkpoint that the start has completed so far counts. Idempotent."""
         tools = self.context.tools
         if not tools.run_file.known or handle.supervision is not Supervision.ATTACH:

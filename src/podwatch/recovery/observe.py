@@ -80,8 +80,6 @@ class Observer:
         """When, and for which named step, the store was asked last."""
         self.listed_at = float("-inf")
         self.failed_fetches = 0
-        self.followed = ""
-        """The lineage in the store of the checkpoint that was chosen there."""
         self.damaged_in_store: dict[tuple[int, str], str] = {}
         """(step, save_id) of what a fetch found damaged, and how: another download would be the same."""
         self.missing_in_store: set[tuple[int, str]] = set()
@@ -271,6 +269,10 @@ class Observer:
             step=step,
         )
         return True
+
+    def forget_damage(self, step: int) -> None:
+        """Another copy of this step was fetched: what an inspection found here was about the one before."""
+        self.damaged_here = {key: why for key, why in self.damaged_here.items() if key[0] != step}
 
     def ask(self, why: str, fix: str = "") -> None:
         """Only an operator can decide now; holds until a request."""

@@ -26,7 +26,6 @@ from podwatch.domain.snapshot import Desired
 from podwatch.domain.starts import StartedBy, with_start
 from podwatch.journal import Journal
 from podwatch.journal.bundle import plain
-from podwatch.policy.errors_in_output import LOG_LINES_KEPT
 from podwatch.recovery import quarantine, start_plan
 from podwatch.recovery.actions import (
     Action,
@@ -45,10 +44,11 @@ from podwatch.recovery.actions import (
 )
 from podwatch.recovery.choose import Choice, choose_start
 from podwatch.recovery.context import Attempt, RecoveryContext
+from podwatch.recovery.decide import nothing_else_trains
 from podwatch.recovery.failure import Failures
 from podwatch.recovery.lineages import Lineages
 from podwatch.recovery.observe import Observer
-from podwatch.recovery.start import Starter, StartFailed
+from podwatch.recovery.start import Starter, StartFailed, Superseded
 from podwatch.recovery.start_entries import enter_running, first_start
 from podwatch.recovery.state import GangStart, Phase, Tools
 from podwatch.store.restore.inspect_staged import NotInspected
@@ -56,6 +56,7 @@ from podwatch.system.child import run_child
 from podwatch.system.procfs import send_signal
 from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.environment import for_training
+from podwatch.trainer.errors_in_output import LOG_LINES_KEPT
 from podwatch.trainer.trainer_handle import SupervisedTrainer
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Performer:
             case Finish():
                 await self._finish(action.finding)
             case Clean():
-                await self.clean()
+                await self._clean()
             case _:
                 assert_never(action)
 
@@ -195,12 +196,15 @@ class Performer:
 
     async def want(self, desired: Desired, **more: Any) -> None:
         """Record the desired state, and fields that change with it; durable on return."""
-        run, wall = self.context.run, self.context.tools.clock.wall()
-        changed = run.desired is not desired
-        changes = {"stop_above": None, **more, **({"desired": desired, "desired_wall": wall} if changed else {})}
-        if any(getattr(run, name) != value for name, value in changes.items()):
-            await self.context.edit(**changes)
-        if changed:
+        wall, before = self.context.tools.clock.wall(), self.context.desired
+
+        def wanted(run: RunState) -> RunState:
+            since = run.desired_wall if run.desired is desired else wall
+            return replace(run, **{"stop_above": None, **more, "desired": desired, "desired_wall": since})
+
+        if wanted(self.context.run) != self.context.run:
+            await self.context.tools.run_file.edit(wanted)
+        if before is not desired:
             self.context.tools.say(EventName.DESIRED_CHANGED, f"desired state: {desired}", desired=str(desired))
 
     async def _let_go(self, ended: float) -> None:
@@ -298,12 +302,15 @@ class Performer:
     async def _after_the_end(self, why: str) -> None:
         context, standing = self.context, self.context.tools.standing
         context.forget()
+        self.observer.question = None  # about an earlier start
         self.observer.forget_inventory()
         if standing.act is LeaseAction.SUPERSEDED and not context.run.yielded:
             # Durable, so that the next podwatch does not stop a trainer that an operator starts.
             await context.edit(yielded=True)
         if standing.stop and context.desired is Desired.RUNNING:
             await context.close_open_incident(standing.why_not)
+        if context.desired is Desired.FINISHED:  # an earlier podwatch was killed while it ended training
+            await self._say_finished(why)
         if context.desired is Desired.STOPPED:
             context.failure, self._died = None, (None, None)
             await self.want(Desired.STOPPED, requested=False)
@@ -319,9 +326,12 @@ class Performer:
             await context.edit(stopping=stopping(handle, said))
             await self._end_tree(handle, said)
         context.forget()
-        context.notes.clear(*SETTLED)
-        await context.close_open_incident("training finished")
-        context.tools.say(EventName.TRAINER_FINISHED, said)
+        await self._say_finished(said)
+
+    async def _say_finished(self, why: str) -> None:
+        self.context.notes.clear(*SETTLED)
+        await self.context.close_open_incident("training finished")
+        self.context.tools.say(EventName.TRAINER_FINISHED, why)
 
     async def _end_tree(self, handle: TrainerHandle, why: str, *, evaluation: bool = False) -> None:
         context, tools, trainer = self.context, self.context.tools, self.context.tools.settings.trainer
@@ -398,14 +408,8 @@ class Performer:
     async def _start(self, choice: Choice) -> None:
         context, tools = self.context, self.context.tools
         if self._gang is not None:
-            joined = await self._join(choice)
-            if joined is None:
-                return
-            choice = joined
-        elif tools.clock.monotonic() - self.observer.search.at > SEARCHED_SECONDS:
-            # A download may have taken an hour: search once more before touching the trainer's files.
-            await self.observer.search_pod()
-            self.observer.listed_at = float("-inf")
+            choice = await self._join(choice)
+        if not await self._pod_is_free():
             return
         context.chosen = choice.step
         try:
@@ -414,6 +418,13 @@ class Performer:
             await self._start_from(choice)
         finally:
             context.chosen = None
+
+    async def _pod_is_free(self) -> bool:
+        """Whether nothing else here trains this run, or may: a download, or the wait for other nodes, may have taken an
+        hour since the pod was searched."""
+        if self.context.tools.clock.monotonic() - self.observer.search.at > SEARCHED_SECONDS:
+            await self.observer.search_pod()
+        return nothing_else_trains(await self.observer.facts(), self.context.tools.settings)
 
     async def _still_holds(self, choice: Choice) -> bool:
         """Inspect the chosen checkpoint, then list them all once more: one that has appeared since would be moved to
@@ -424,9 +435,8 @@ class Performer:
         again = choose_start(await self.observer.facts())
         return isinstance(again, Choice) and (again.step, again.source) == (choice.step, choice.source)
 
-    async def _join(self, choice: Choice) -> Choice | None:
-        """Of several nodes, rank 0 starts once all of them are here, and the others follow it. None: what there is has
-        to be looked at again."""
+    async def _join(self, choice: Choice) -> Choice:
+        """Of several nodes, rank 0 starts once all of them are here, and the others follow it."""
         gang = self._gang
         assert gang is not None
         if self.context.tools.follows:
@@ -437,22 +447,23 @@ class Performer:
                 gang.cannot_start(str(error))
                 raise
             return Choice(step, "fresh" if step is None else "local", "", "rank 0 has chosen this step")
-        began = self.context.tools.clock.monotonic()
         await gang.gather()
-        if self.context.tools.clock.monotonic() - began > SEARCHED_SECONDS:
-            self.observer.listed_at = float("-inf")
-            await self.observer.search_pod()
-            return None
         return choice
 
     async def _start_from(self, choice: Choice) -> None:
         context, tools = self.context, self.context.tools
         lost_seconds = context.lost_seconds(choice.step)
         incident_id, step_at_death = self._died
+        asked = request_of(context.run)
         await self.starter.clear_litter()
         try:
-            handle, attempt = await self.starter.start(choice)
+            handle, attempt = await self.starter.start(choice, lambda run: request_of(run) == asked)
+        except Superseded:
+            return
         except StartFailed as error:
+            if context.run.stopping is not None:  # a restart was requested meanwhile: the next start is that one
+                tools.say(EventName.START_WARNING, str(error), Severity.WARNING)
+                return
             lost = context.lost_steps(step_at_death, choice.step)
             incident = await self.failures.could_not_start(error, choice.step, lost)
             self._died = (incident, None)  # its steps are in the incident that ends here
@@ -467,6 +478,7 @@ class Performer:
         context.unconfirmed = False
         self._say_stepped_back(choice)
         context.watch(handle, attempt)
+        self.withdraw_clean(Busy("training was started meanwhile", where="clean", fix="`podwatch stop-training` first"))
 
     def _say_stepped_back(self, choice: Choice) -> None:
         """Report the skipped checkpoint and its quarantine, while training runs from the older one."""
@@ -505,7 +517,7 @@ class Performer:
     async def _attach(self, action: Attach) -> None:
         """Watch a trainer that an operator started. That says what its operator wants, and ends what was before."""
         context, tools, tree = self.context, self.context.tools, action.tree
-        old, before = context.handle, context.desired
+        old, before, asked = context.handle, context.desired, request_of(context.run)
         if old is not None:
             status = await old.exit_status()
             ended = status.at_wall if status is not None else 0.0
@@ -516,24 +528,36 @@ class Performer:
             handle = await tools.launcher.attach(tree.launcher)
         except Busy:
             return  # it has ended meanwhile
-        now = tools.clock.monotonic()
+        now, wall = tools.clock.monotonic(), tools.clock.wall()
+
+        def attached(run: RunState) -> RunState:
+            if request_of(run) != asked:
+                raise Superseded("the operator has requested something else meanwhile")
+            return replace(
+                run,
+                desired=Desired.RUNNING,
+                desired_wall=run.desired_wall if before is Desired.RUNNING else wall,
+                history=RestartHistory(ever_worked=run.history.ever_worked),
+                ignored=tuple(name for name in run.ignored if name != tree.start_id),
+                stop_above=None, requested=False, attach="", refused={}, wanted=None, fresh=False, below=None,
+                next_try_wall=None, evaluation="", clean=False,
+            )  # fmt: skip
+
+        try:  # first of all: a trainer that is watched while none is wanted is stopped
+            await tools.run_file.edit(attached)
+        except Superseded:
+            return
         context.watch(handle, Attempt(handle.start_id, now, known=False))
         tools.begin_start(now, handle.start_id)
         await enter_running(tools, handle)
-        run = context.run
-        ignored = tuple(name for name in run.ignored if name != tree.start_id)
-        history = RestartHistory(ever_worked=run.history.ever_worked)
+        self.observer.question = None
         if before is not Desired.RUNNING:
             tools.say(
                 EventName.DESIRED_CHANGED,
                 f"an operator started {before} training again (pid {handle.launcher.pid}); podwatch guards it",
                 desired=str(Desired.RUNNING),
             )
-        wall = tools.clock.wall() if before is not Desired.RUNNING else run.desired_wall
-        await context.edit(
-            desired=Desired.RUNNING, desired_wall=wall, stop_above=None, requested=False, attach="", ignored=ignored,
-            history=history, refused={}, wanted=None, fresh=False, below=None, next_try_wall=None, evaluation="",
-        )  # fmt: skip
+        self.withdraw_clean(Busy("training was started meanwhile", where="clean", fix="`podwatch stop-training` first"))
         if all(s.ours for s in tools.catalogue.sets if s.complete):
             context.notes.clear(FindingKind.FOREIGN_CHECKPOINTS)
         await self.lineages.descend(handle)
@@ -559,6 +583,8 @@ class Performer:
         restore, step, named = tools.store.restore, choice.step, context.run.wanted is not None
         if restore is None or step is None:
             raise HostError("no store is configured to fetch from", fix="set [sync] store")
+        if self._gang is not None:  # before that, nothing in the directories of all nodes is changed
+            await self._gang.gather()
         branch = next(
             (s.lineage for s in (observer.inventory.saves if observer.inventory else ()) if s.step == step), ""
         )
@@ -590,6 +616,7 @@ class Performer:
         finally:
             context.restoring = None
         observer.failed_fetches = 0
+        observer.forget_damage(step)
         context.followed = {step: branch}
         await tools.journal.run(Journal.learn, FROM_STORE, restored.wandb)
         self._say_fetched(step, restored)
@@ -620,10 +647,19 @@ class Performer:
             if pending is not None:
                 paused = "podwatch is paused" if context.paused else ""
                 pending.tell(paused or context.tools.standing.why_not or "podwatch interrupted it")
-            self.evaluating, self.observer.evaluation, context.evaluation = None, None, ""
+            self._end_evaluation()
             context.free_since = context.tools.clock.monotonic()  # older readings show what the evaluation held
-        if context.run.evaluation:
-            await context.edit(evaluation="")
+
+    def _end_evaluation(self) -> None:
+        self.evaluating, self.observer.evaluation, self.context.evaluation = None, None, ""
+        if self.context.run.evaluation:
+            self.context.edit_soon(evaluation="")
+
+    def drop_evaluation(self, why: str) -> None:
+        """What was decided leads to no evaluation any more: answer who waits for it."""
+        if self.evaluating is not None:
+            self.evaluating.tell(self.context.tools.standing.why_not or f"something else came first: {why}")
+            self._end_evaluation()
 
     async def _until_free(self, patience: float) -> str:
         """Wait until the GPUs and ports of training are free; return what holds them after ``patience`` seconds, empty
@@ -660,6 +696,21 @@ class Performer:
 
     # -- clean
 
+    async def _clean(self) -> None:
+        try:
+            await self.clean()
+        except (PodwatchError, OSError) as error:
+            if self.cleaned is None or self.cleaned.done():
+                raise
+            # The operator who waits gets the reason, and decides; files that it has moved stay in quarantine.
+            await self.context.edit(clean=False, requested=False)
+            self.withdraw_clean(error)
+
+    def withdraw_clean(self, error: Exception) -> None:
+        """Answer who waits for the request to clean: it is not carried out."""
+        if self.cleaned is not None and not self.cleaned.done():
+            self.cleaned.set_exception(error)
+
     async def clean(self) -> Cleaned:
         """Move everything that an old run left to quarantine, so that the next start is fresh. Nothing is deleted, and
         ``podwatch quarantine return`` undoes it. A new lineage starts, so that podwatch does not fetch the old run's
@@ -695,6 +746,11 @@ class Performer:
         if self.cleaned is not None and not self.cleaned.done():
             self.cleaned.set_result(done)
         return done
+
+
+def request_of(run: RunState) -> tuple[object, ...]:
+    """What an operator has requested, to see whether that has changed meanwhile."""
+    return (run.desired, run.wanted, run.fresh, run.attach, run.stop_above, run.clean)
 
 
 def stopping(handle: TrainerHandle, why: str) -> Stopping:

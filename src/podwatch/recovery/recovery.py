@@ -19,20 +19,21 @@ from podwatch.domain.facts import NOT_SEARCHED, Facts
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.process import FoundTree, TreeAnswer
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, Snapshot, Supervision
-from podwatch.policy.confirm_resume import ConfirmationState
-from podwatch.policy.restart import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery import quarantine
-from podwatch.recovery.actions import Action, Decision, Evaluate, Fetch, Phase, Start
+from podwatch.recovery.actions import Action, Decision, Evaluate, Fetch, Phase, Start, Stop
 from podwatch.recovery.choose import ASKS_STORE
 from podwatch.recovery.command_changed import CommandWatch
+from podwatch.recovery.confirm_resume import ConfirmationState
 from podwatch.recovery.context import RecoveryContext
-from podwatch.recovery.decide import decide
+from podwatch.recovery.decide import STORE_FIX, decide
 from podwatch.recovery.failure import Failures
 from podwatch.recovery.lineages import Lineages
 from podwatch.recovery.observe import LISTED_SECONDS, Observer, recall
 from podwatch.recovery.perform import Performer
 from podwatch.recovery.requests import Requests
+from podwatch.recovery.restart_budget import MACHINE_FAULTS, MACHINE_RULES, succeeded
 from podwatch.recovery.start import Starter
 from podwatch.recovery.state import GangStart, RecoveryState, newest_step
 from podwatch.trainer.base import TrainerHandle
@@ -48,6 +49,8 @@ SAVE_POLL: Final = 1.0
 DECIDED_SECONDS: Final = 1.0
 """For the decision after a request, which reads /proc at most."""
 BACKOFF_POLL: Final = 15.0
+ASKED_LISTED_SECONDS: Final = 10.0
+"""Between two lists of the checkpoints while only an operator can decide."""
 MOST_EDITS: Final = 8
 """In one turn; each edit leads on, so that more of them show a fault of the table."""
 
@@ -82,7 +85,9 @@ class Confirmation:
         # A step that is read only after its start was counted as failed was made before that: it proves nothing.
         if made and (not attempt.start_id or not self.context.is_counted(attempt.start_id)):
             self._step_made()
-        if self.context.phase is Phase.CONFIRMING:
+        start = run.start(attempt.start_id)
+        held = self.context.phase in (Phase.PAUSED, Phase.OBSERVING) and (start is None or not start.confirmed)
+        if self.context.phase is Phase.CONFIRMING or (held and not self.context.unconfirmed):
             self._confirm(snapshot)
         if self.context.unconfirmed and (newest_step(self.context.tools.catalogue.sets) or -1) > (
             self.context.unconfirmed_above or -1
@@ -93,13 +98,17 @@ class Confirmation:
     def _step_made(self) -> None:
         run, now = self.context.run, self.context.tools.clock.monotonic()
         changed = not run.history.ever_worked or run.below is not None or run.history.gave_up
-        history = replace(succeeded(run.history, now, self.context.tools.settings.recovery), gave_up_at=None)
+        recovery = self.context.tools.settings.recovery
+
+        def made(run: RunState) -> RunState:
+            history = replace(succeeded(run.history, now, recovery), gave_up_at=None)
+            return replace(run, history=history, below=None if changed else run.below)
+
         self.context.notes.clear(FindingKind.GAVE_UP)
+        self.context.tools.run_file.note(made)
         if changed or now - self._remembered_at >= REMEMBER_EVERY:
             self._remembered_at = now
-            self.context.edit_soon(history=history, below=None)
-        else:
-            self.context.note(history=history)
+            self.context.tools.run_file.record_soon()
 
     def _confirm(self, snapshot: Snapshot) -> None:
         attempt = self.context.attempt
@@ -227,7 +236,7 @@ class Recovery:
     def waits_for_store(self) -> bool:
         """Whether a start waits only for the store to report who holds the run."""
         asks = self.context.tools.standing.act is LeaseAction.ASK
-        return asks and self.context.handle is None and self.context.phase is Phase.BLOCKED and not self.context.held()
+        return asks and self.context.handle is None and self.decision.fix == STORE_FIX and not self.context.held()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -263,12 +272,21 @@ class Recovery:
         self.context.free_since = tools.clock.monotonic()
         before = self.context.run.stopping
         await self.observer.search_pod()
-        await self.observer.finish_interrupted_moves()
+        await self._finish_interrupted_moves()
         self.opening = await self._opening(half_stopped=before is not None)
         if (first := self._by(await self.observer.facts())).rests:
             self._show(first)
         self.task = asyncio.create_task(self._run(), name="podwatch-recovery")
         self.wake()
+
+    async def _finish_interrupted_moves(self) -> None:
+        """A start decides anew what is to be moved, so that what cannot be moved now is no reason not to guard."""
+        try:
+            await self.observer.finish_interrupted_moves()
+        except (PodwatchError, OSError) as error:
+            problem = _refused(error) if isinstance(error, OSError) else error
+            text = f"an interrupted move to quarantine cannot be finished: {problem.what}"
+            self.context.notes.add(FindingKind.BLOCKED, Severity.WARNING, text, problem.fix, subject="quarantine")
 
     async def _forget_giving_up(self, **more: Any) -> None:
         history = replace(self.context.run.history, gave_up_at=None)
@@ -304,15 +322,20 @@ class Recovery:
             return "podwatch gave up restarting training; it still guards the checkpoints"
         return "no training is running: starting it"
 
+    def leave(self) -> None:
+        """podwatch is leaving: no new action, and no new count."""
+        self.closed = True
+        self._woken.set()
+
     async def close(self) -> None:
         """Stop watching; training continues. The next podwatch decides from what is there."""
-        self.closed = True
-        await self.command.close()
-        await self.lineages.close()
+        self.leave()
         task, self.task = self.task, None
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
+        await self.command.close()
+        await self.lineages.close()
         with contextlib.suppress(PodwatchError):
             await self.context.edit()
         self.context.tools.files.close()
@@ -405,15 +428,19 @@ class Recovery:
                 raise
         decision = await self._decide()
         for _ in range(MOST_EDITS):
-            if decision.edit is None:
+            if decision.edit is None or self.closed:
                 break
             await self.performer.apply(decision.edit)
             decision = await self._decide()
         if decision.phase is Phase.GAVE_UP and self.decision.phase is not Phase.GAVE_UP:
             await self.failures.settle_given_up(self.failures.why_gave_up or decision.why)
         self._show(decision)
+        if self.closed:
+            return None
         if decision.edit is not None:
             raise InternalError("the table of decisions goes round in circles", fix="please report this")
+        if not (isinstance(decision.action, Evaluate) or self._waits_to_evaluate(decision)):
+            self.performer.drop_evaluation(decision.why)
         if decision.action is not None:
             self._repeated = self._repeated + 1 if decision.action == self._done else 0
             self._done = decision.action
@@ -433,6 +460,14 @@ class Recovery:
             return min(left, BACKOFF_POLL)
         return BLOCKED_POLL if decision.phase is Phase.BLOCKED else WAIT_POLL
 
+    def _waits_to_evaluate(self, decision: Decision) -> bool:
+        """Whether training is being stopped for the evaluation that was asked for, or the pod is looked at once more
+        before it."""
+        if isinstance(decision.action, Stop):
+            return bool(decision.action.evaluation)
+        looks = decision.action is None and decision.phase in (Phase.LOOKING, Phase.BLOCKED)
+        return looks and bool(self.context.run.evaluation) and not self.context.tools.standing.why_not
+
     async def _decide(self) -> Decision:
         """With a search of the pod, a list of the checkpoints and an answer of the store where they are needed."""
         soon = self.decision.kind is FindingKind.AMBIGUOUS_TRAINERS or bool(self.observer.look.kept)
@@ -447,7 +482,8 @@ class Recovery:
             facts = await self.observer.facts()
         decision = self._by(facts)
         reaches = decision.chosen or decision.phase in (Phase.BACKOFF, Phase.GAVE_UP)
-        old = self.context.tools.clock.monotonic() - self.observer.listed_at > LISTED_SECONDS
+        patience = LISTED_SECONDS if self.decision.waits else ASKED_LISTED_SECONDS
+        old = self.context.tools.clock.monotonic() - self.observer.listed_at > patience
         if reaches and (facts.inventory is None or (decision.chosen and old)):
             if decision.why == ASKS_STORE.why:
                 self.context.show(Phase.LOOKING, decision.why)
@@ -472,7 +508,7 @@ class Recovery:
                 if task.done():
                     break
                 self._woken.clear()
-                if not self.context.committed and await self._is_superseded(action):
+                if await self._is_superseded(action) and not self.context.committed:
                     task.cancel()
                     await asyncio.wait([task])
             if not task.cancelled():
@@ -482,13 +518,20 @@ class Recovery:
                 task.cancel()
                 await asyncio.wait([task])
             self._action, self.observer.acting, self.context.committed = None, "", False
+            if isinstance(action, Start) and self.context.handle is None:
+                self.observer.search = NOT_SEARCHED  # what it has started, if anything, is found by a new one
 
     async def _is_superseded(self, action: Action) -> bool:
         """A stop, a finish, an attachment and a clean are always completed."""
         if not isinstance(action, Start | Fetch | Evaluate):
             return False
         decision = self._by(await self.observer.facts())
-        return not isinstance(decision.action, Start | Fetch if isinstance(action, Start | Fetch) else Evaluate)
+        decided = decision.action
+        if isinstance(action, Evaluate):
+            return not isinstance(decided, Evaluate)
+        if isinstance(action, Fetch) and decision.chosen and decision.phase is Phase.LOOKING:
+            return False  # what it has put in place so far looks like a save in progress
+        return not isinstance(decided, Start | Fetch) or decided.choice.step != action.choice.step
 
     # -- what it shows ------------------------------------------------------------------------------------------------
 
@@ -545,7 +588,7 @@ class Recovery:
             protect_reasons=self._protected(last),
             unconfirmed=context.unconfirmed,
             hold_deletions=context.unconfirmed,
-            acting=self._action is not None and not isinstance(self._action, Evaluate),
+            acting=self._action is not None and not isinstance(self._action, Evaluate) and not self.performer.stuck,
             incident_id=context.last_incident,
             evaluation=context.evaluation or run.evaluation,
             adopted=context.adopted,
@@ -559,6 +602,8 @@ class Recovery:
             kept[context.chosen] = "being resumed from"
         if context.restoring is not None:
             kept[context.restoring] = "being fetched"
+        if context.run.wanted is not None:
+            kept[context.run.wanted] = "requested by the operator"
         attempt = context.attempt
         if attempt is not None and attempt.resumed_from is not None and not attempt.made_step:
             kept[attempt.resumed_from] = "being resumed from"
@@ -597,12 +642,17 @@ class Recovery:
         self.observer.snapshot = snapshot
         self.confirmation.watch(snapshot, beside)
         if not self.closed:
+            if self.task is not None and self.task.done():  # by a bug: training must not be left unguarded
+                self.task = asyncio.create_task(self._run(), name="podwatch-recovery")
             self.command.compare_soon(snapshot.at)
             if self._action is None:
                 self.lineages.check_soon()
         standing = context.tools.standing
         if context.run.yielded and standing.act is LeaseAction.HOLD and not standing.stop:
             context.edit_soon(yielded=False)
+        idle = context.handle is None and self._action is None
+        if standing.act is LeaseAction.SUPERSEDED and idle and not context.run.yielded:
+            context.edit_soon(yielded=True)  # a trainer that an operator starts here from now on is not stopped
         if context.run.despite_store and standing.act is not LeaseAction.ASK:
             context.edit_soon(despite_store=False)
         sample = snapshot.trainer.value

@@ -89,8 +89,12 @@ class Requests:
                 if not plain or not self._stop_waits():
                     raise self._runs_already(running)
                 return await self._keep(running, more)
-            if self.observer.acting == "start" and not plain:
+            if self.observer.acting == "start" and self.context.desired is Desired.RUNNING:
+                if plain:
+                    return Started("podwatch is starting training already")
                 raise Busy("podwatch is starting training", fix="try again once `podwatch status` shows the start")
+            if self.context.handle is not None:  # it has ended: what follows is this request, and no failure
+                more["stopping"] = stopping(self.context.handle, "start requested")
             if ignore is not None:
                 more["ignored"] = self._with_ignored(ignore)
             choice = self._trees(more.get("ignored"))
@@ -147,7 +151,8 @@ class Requests:
             async with asyncio.timeout(CLEAN_SECONDS):
                 return await asyncio.shield(done)
         except TimeoutError:
-            raise Busy("podwatch has not moved the old run's files yet", fix="see `podwatch status`") from None
+            await self.context.edit(clean=False, requested=False)
+            raise Busy("podwatch could not move the old run's files yet", fix="see `podwatch status`") from None
 
     async def refuse_while_running(self) -> None:
         """Raises Busy while something trains here, or may."""
@@ -210,7 +215,7 @@ class Requests:
         """Stop training, run the work, and start training again; where none is wanted, only run it. Returns once the
         work is over."""
         await self._hand.decided()  # about what has just been found
-        if why := self.why_no_evaluation():
+        if why := self.why_no_evaluation() or (await self._may_train_here() if self.idle else ""):
             return Outcome(why)
         if self.context.handle is not None and await self._running() is None:
             return Outcome("training has ended")
@@ -227,6 +232,13 @@ class Requests:
         return await over
 
     # -- parts
+
+    async def _may_train_here(self) -> str:
+        """What an operator may be starting here, beside which nothing uses training's GPUs; empty if nothing."""
+        await self.observer.search_pod()
+        look = self.observer.look
+        trees = f"a process that may train this run is running: {listed(look.trees)}" if look.trees else ""
+        return look.kept or trees
 
     async def _answered(self) -> None:
         """What was found before the request does not hold it back."""
@@ -253,7 +265,8 @@ class Requests:
 
     async def _keep(self, handle: TrainerHandle, more: Mapping[str, Any]) -> Started:
         """Cancel a stop that is recorded and not started."""
-        stops = self.context.run.stopping is not None
+        recorded = self.context.run.stopping
+        stops = recorded is not None and recorded.start_id == handle.start_id
         await self.performer.want(Desired.RUNNING, stop_cancelled_for=handle.start_id, requested=stops, **more)
         await self._answered()
         if stops:
@@ -344,6 +357,7 @@ class Requests:
         )  # fmt: skip
         self.context.failure = None
         self.context.notes.clear(FindingKind.GAVE_UP, FindingKind.RESUMED_WRONG, FindingKind.BLOCKED)
+        self.performer.withdraw_clean(Busy("`podwatch start` has replaced this request", where="clean"))
         await self._answered()
 
     async def dry_run(self, step: int | None = None) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,13 +46,15 @@ class StartFailed(HostError):  # noqa: N818
     needs_person = False
 
 
+class Superseded(PodwatchError):  # noqa: N818
+    """Another request came before the start was recorded: the next decision has it."""
+
+
 class Starter:
-    """Carries out the journaled steps of a start; ``Operations`` decides when."""
+    """Carries out the steps of a start; the table decides when."""
 
     def __init__(self, context: RecoveryContext, gang: GangStart | None) -> None:
         self.context, self._gang = context, gang
-        self.waited = 0.0
-        """Seconds that the current start waited for GPUs and ports."""
         self.quarantine_number: int | None = None
         """Number of the quarantine with the checkpoints ahead of the last start; None if there were none."""
 
@@ -153,10 +155,11 @@ class Starter:
 
     # -- start --------------------------------------------------------------------------------------------------------
 
-    async def start(self, choice: Choice) -> tuple[TrainerHandle, Attempt]:
-        """Move what is ahead of the step to quarantine, record the start, and start. Raises Busy when another
-        supervisor holds the run, StartFailed when the command cannot be executed, HostError when recording or moving
-        failed."""
+    async def start(self, choice: Choice, still_asked: Callable[[RunState], bool]) -> tuple[TrainerHandle, Attempt]:
+        """Move what is ahead of the step to quarantine, record the start, and start. ``still_asked``: whether the
+        operator has requested nothing else since the choice was made. Raises Superseded when that has changed before
+        the start is recorded, Busy when another supervisor holds the run, StartFailed when the command cannot be
+        executed, HostError when recording or moving failed."""
         tools = self.context.tools
         step = choice.step
         # Start nothing in a directory that another user put in the place of output_dir.
@@ -183,6 +186,8 @@ class Starter:
         start = TrainerStart(prepared.plan.start_id, step, await tools.blocking(tools.run.files_clock.now), seen=False)
 
         def starting(run: RunState) -> RunState:
+            if not still_asked(run):
+                raise Superseded("the request for this start has changed")
             return replace(
                 self._entered(run, choice, before, start),
                 last_start=prepared.record,
@@ -205,7 +210,6 @@ class Starter:
             start_id=prepared.plan.start_id,
             step=step,
             passed_over="; ".join(f"step {n}: {why}" for n, why in choice.rejected if step is None or n > step),
-            waited_seconds=round(self.waited, 3),
         )
         if self._gang is not None and not tools.follows:
             await self._gang.announce(step, "" if step is None else await tools.blocking(files_of, tools.layout, step))

@@ -16,7 +16,7 @@ from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord, given_in, identity
 from podwatch.domain.secrets import scrub, scrub_argv
-from podwatch.policy.command_diff import grouped
+from podwatch.recovery.command_diff import grouped
 from podwatch.system.files import read_file
 from podwatch.trainer.base import StartPlan
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Policies, Settings
 from podwatch.domain.checkpoint import CheckpointSet
+from podwatch.domain.engine_and_attempt import Place
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import Decision, LeaseAction
-from podwatch.domain.node_from_engine import Place
 from podwatch.domain.run import MutationGuard
 from podwatch.domain.snapshot import GpuSample, Supervision
 from podwatch.domain.stored_checkpoint import StoredCheckpoint

@@ -12,14 +12,13 @@ from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
-from podwatch.domain.process import ProcessRole, ProcessSample
+from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import (
     Health,
     InferenceSample,
     Liveness,
     Reading,
     SensorState,
-    ServerKind,
     TrainerSample,
     observed,
     unobserved,
@@ -27,7 +26,6 @@ from podwatch.domain.snapshot import (
 from podwatch.sensors.base import PolledSensor, Read, Sensor, end_task
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.trainer import process_roles
 from podwatch.trainer.process_roles import port_of
 
 MAX_BODY = 4 << 20
@@ -125,20 +123,6 @@ def _with_counters(sample: InferenceSample, parts: SplitResult, timeout: float) 
     )
 
 
-def is_router(url: str, timeout: float) -> bool | None:
-    """Whether this address belongs to a router. vLLM's own server has no list of workers; routers of the SGLang family,
-    including ``vllm-router``, have one. None when it cannot be determined now. Blocks."""
-    parts = _address(url)
-    for path in ("/list_workers", "/workers"):
-        try:
-            status, _ = _get(parts, path, timeout)
-        except (OSError, ValueError, http.client.HTTPException):
-            return None
-        if status == 200:
-            return True
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Inside:
     """The engine's own answers at ``at``; None where the server has no such route or does not listen."""
@@ -180,18 +164,15 @@ def _address(url: str) -> SplitResult:
     return urlsplit(url.rstrip("/").removesuffix("/v1"))
 
 
-class PolledServer(PolledSensor[tuple[InferenceSample | str, ServerKind | None], InferenceSample]):
+class PolledServer(PolledSensor[InferenceSample | str, InferenceSample]):
     """One server: this polls the routes that answer at once, ``inside`` those that go through the engine, each with its
     own thread. So neither a hung engine nor a hung server delays anything else."""
 
-    def __init__(
-        self, url: str, clock: Clock, *, timeout: float, poll: float, kind: ServerKind | None = None,
-        discovered: bool = False,
-    ) -> None:  # fmt: skip
-        # Three requests, each a connect and an answer within the timeout; beyond that, name resolution hangs.
-        super().__init__(clock, poll=poll, deadline=6 * timeout + 1.0)
+    def __init__(self, url: str, clock: Clock, *, timeout: float, poll: float, discovered: bool = False) -> None:
+        # Two requests, each a connect and an answer within the timeout; beyond that, name resolution hangs.
+        super().__init__(clock, poll=poll, deadline=4 * timeout + 1.0)
         self.name, self.url = f"inference {url}", url
-        self._timeout, self._kind, self._discovered = timeout, kind, discovered
+        self._timeout, self._discovered = timeout, discovered
         self._slow = SlowRoutes(self, clock)
 
     def begin(self) -> None:
@@ -209,41 +190,24 @@ class PolledServer(PolledSensor[tuple[InferenceSample | str, ServerKind | None],
         inside = self._slow.latest().value
         if inside is None or self._clock.monotonic() - inside.at > LIVENESS_POLL + 2 * LIVENESS_TIMEOUT:
             inside = Inside(0.0)
-        kind = self._kind or ServerKind.ENGINE
         sample = replace(
-            reading.value,
-            kind=kind,
-            discovered=self._discovered,
-            liveness=inside.liveness,
-            asleep=inside.asleep,
-        )
+            reading.value, discovered=self._discovered, liveness=inside.liveness, asleep=inside.asleep
+        )  # fmt: skip
         return replace(reading, value=sample)
 
-    def prepare(self) -> Read[tuple[InferenceSample | str, ServerKind | None]]:
-        url, timeout, known = self.url, self._timeout, self._kind
+    def prepare(self) -> Read[InferenceSample | str]:
+        url, timeout = self.url, self._timeout
+        return lambda: probe(url, timeout)
 
-        def look() -> tuple[InferenceSample | str, ServerKind | None]:
-            answer = probe(url, timeout)
-            kind = known
-            if kind is None and isinstance(answer, InferenceSample) and answer.health is Health.OK:
-                # Its own counters prove that it is an engine; without them podwatch queries it.
-                router = False if answer.generation_tokens_total is not None else is_router(url, timeout)
-                kind = None if router is None else ServerKind.ROUTER if router else ServerKind.ENGINE
-            return answer, kind
-
-        return look
-
-    def absorb(self, result: tuple[InferenceSample | str, ServerKind | None]) -> Reading[InferenceSample]:
-        answer, self._kind = result
+    def absorb(self, result: InferenceSample | str) -> Reading[InferenceSample]:
         now = self._clock.monotonic()
-        return unobserved(SensorState.BLIND, now, answer) if isinstance(answer, str) else observed(answer, now)
+        return unobserved(SensorState.BLIND, now, result) if isinstance(result, str) else observed(result, now)
 
     @property
-    def engine_answers(self) -> bool:
-        """Whether it is no router and answered its last request, even if too late."""
+    def answers(self) -> bool:
+        """Whether it answered its last request, even if too late."""
         newest = super().latest().value
-        up = newest is not None and newest.health in (Health.OK, Health.TIMEOUT)
-        return up and self._kind is not ServerKind.ROUTER
+        return newest is not None and newest.health in (Health.OK, Health.TIMEOUT)
 
 
 class SlowRoutes(PolledSensor[tuple[Inside, frozenset[str]], Inside]):
@@ -256,7 +220,7 @@ class SlowRoutes(PolledSensor[tuple[Inside, frozenset[str]], Inside]):
         self._missing: dict[str, float] = {}  # route -> when to request it again
 
     def prepare(self) -> Read[tuple[Inside, frozenset[str]]]:
-        now, up = self._clock.monotonic(), self._server.engine_answers
+        now, up = self._clock.monotonic(), self._server.answers
         wanted = {r for r in ("/liveness", "/is_sleeping") if up and self._missing.get(r, 0.0) <= now}
         return lambda: ask_inside(
             self._server.url, liveness="/liveness" in wanted, sleeping="/is_sleeping" in wanted, clock=self._clock
@@ -316,8 +280,8 @@ class InferenceSensor:
         self._worker = Worker("find servers")
         self._task: asyncio.Task[None] | None = None
 
-    def _server(self, url: str, kind: ServerKind | None = None, *, discovered: bool = False) -> PolledServer:
-        return PolledServer(url, self._clock, timeout=self._timeout, poll=self._poll, kind=kind, discovered=discovered)
+    def _server(self, url: str, *, discovered: bool = False) -> PolledServer:
+        return PolledServer(url, self._clock, timeout=self._timeout, poll=self._poll, discovered=discovered)
 
     async def start(self) -> None:
         for server in self._servers.values():
@@ -384,12 +348,12 @@ class InferenceSensor:
         for process in processes:
             port = port_of(process.command)
             if port is not None:
-                await self._knock(process, f"http://127.0.0.1:{port}", TRIES_NAMED)
+                await self._knock(f"http://127.0.0.1:{port}", TRIES_NAMED)
                 continue
             found = await self._worker.call(listening, process.identity.pid, timeout=5.0)
             denied += found is None
             for host, number in (found or ())[:8]:  # a server has one or two
-                await self._knock(process, f"http://{host}:{number}", TRIES)
+                await self._knock(f"http://{host}:{number}", TRIES)
         why = f"; cannot read the sockets of {denied} of its processes" if denied else ""
         self._detail = f"no inference server answers yet{why}; if that does not change, set [inference] urls"
 
@@ -403,17 +367,17 @@ class InferenceSensor:
             for url in self._known[1]:
                 self._add(url)
 
-    def _add(self, url: str, kind: ServerKind | None = None) -> None:
-        self._servers[url] = server = self._server(url, kind, discovered=True)
+    def _add(self, url: str) -> None:
+        self._servers[url] = server = self._server(url, discovered=True)
         server.begin()
 
-    async def _knock(self, process: ProcessSample, url: str, most: int) -> None:
+    async def _knock(self, url: str, most: int) -> None:
         if url in self._servers or self._tried.get(url, 0) >= most:
             return
         self._tried[url] = self._tried.get(url, 0) + 1
-        answer = await self._worker.call(probe, url, self._timeout, timeout=6 * self._timeout + 1.0)
+        answer = await self._worker.call(probe, url, self._timeout, timeout=4 * self._timeout + 1.0)
         if isinstance(answer, InferenceSample) and answer.health is Health.OK:
-            self._add(url, ServerKind.ROUTER if process_roles.is_router(process.command) else None)
+            self._add(url)
 
 
 def listening(pid: int) -> tuple[tuple[str, int], ...] | None:

@@ -78,7 +78,7 @@ def run(scenario: str, *, screen: Screen | None = None) -> int:
         return 130
     finally:
         for number in before:
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave a mount behind
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
         watching.close()
         pod.destroy()
         for number, handler in before.items():
@@ -89,8 +89,7 @@ def run(scenario: str, *, screen: Screen | None = None) -> int:
 def _open(pod: Pod, screen: Screen, scenario: str) -> None:
     pod.create()
     size = f"{pod.shape.capacity_bytes / 1e6:.0f} MB"
-    kind = "tmpfs" if pod.mounted else "quota"
-    screen.say("demo", f"scenario {scenario}: a pod with two simulated GPUs and a disk of {size} ({kind})", "demo")
+    screen.say("demo", f"scenario {scenario}: a pod with two simulated GPUs and a disk of {size}", "demo")
     screen.say("demo", f"starting podwatch, which starts training ({pod.root})", "demo")
     pod.start_daemon()
 

@@ -1,4 +1,4 @@
-"""A whole pod in a temporary directory: small disk, two GPUs, a prime-rl-like run, a store, and the real podwatch.
+"""A whole pod in a temporary directory: a small quota, two GPUs, a prime-rl-like run, a store, and the real podwatch.
 
 Everything in it is real (processes, signals, files, HTTP) except the GPUs, which are files.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from podwatch.config.explain import to_toml
 from podwatch.config.test_times import VARIABLE
 from podwatch.domain.errors import HostError
-from podwatch.simulation.run_files import held
+from podwatch.simulation.run_files import LAYOUT, RESUME_FLAG, held
 from podwatch.simulation.simulated_rl import launch_command, write_programs
 from podwatch.system.endpoint import fetch_status, read_endpoint
 
@@ -59,7 +59,6 @@ class Pod:
     root: Path
     shape: Shape = field(default_factory=Shape)
     run_id: str = "demo"
-    mounted: bool = False
     daemon: "subprocess.Popen[bytes] | None" = None
 
     @property
@@ -104,10 +103,9 @@ class Pod:
         return self.root / "podwatch.log"
 
     def create(self) -> None:
-        """Create directories, the small disk, programs and both configurations."""
+        """Create directories, programs and both configurations."""
         for directory in (self.disk, self.store, self.state, self.runtime, self.gpus, self.faults):
             directory.mkdir(parents=True, mode=0o755)
-        self.mounted = self._mount()
         write_programs(self.root / "bin")
         (self.root / "train.toml").write_text(_toml(self._trainer_config()))
         self.config.write_text("# The configuration of `podwatch demo`.\n" + _toml(self._podwatch_config()))
@@ -183,7 +181,7 @@ class Pod:
         return found
 
     def destroy(self, *, keep: bool = False) -> None:
-        """End every process of the pod, unmount, and remove it all unless ``keep``. Can be called at any time."""
+        """End every process of the pod, and remove it all unless ``keep``. Can be called at any time."""
         if self.daemon is not None and self.daemon.poll() is None:
             self.daemon.kill()
             self.daemon.wait()
@@ -195,20 +193,7 @@ class Pod:
             time.sleep(0.02)
         if keep:
             return
-        if self.mounted:
-            for command in (["umount", str(self.disk)], ["umount", "-l", str(self.disk)]):
-                if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-                    break
-            self.mounted = False
         shutil.rmtree(self.root, ignore_errors=True)
-
-    def _mount(self) -> bool:
-        """Mount a tmpfs of the right size where permitted; else podwatch gets a configured capacity."""
-        if os.geteuid() != 0 or shutil.which("mount") is None:
-            return False
-        size = f"size={self.shape.capacity_bytes}"
-        command = ["mount", "-t", "tmpfs", "-o", f"{size},mode=0755", "podwatch-demo", str(self.disk)]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def _trainer_config(self) -> dict[str, Any]:
         shape = self.shape
@@ -231,13 +216,13 @@ class Pod:
 
     def _podwatch_config(self) -> dict[str, Any]:
         shape = self.shape
-        disk: dict[str, Any] = {} if self.mounted else {"capacity": shape.capacity_bytes}
         port = _port_of(self.root / "train.toml")
         return {
             "run_id": self.run_id,
             "state_dir": str(self.state),
             "trainer": {
-                "layout": "prime-rl",
+                "layout": "custom",
+                "resume_args": [RESUME_FLAG, "{step}"],
                 "output_dir": str(self.output_dir),
                 "cwd": str(self.root),
                 "command": [*launch_command(self.root / "bin"), "@", "train.toml", "--ckpt"],
@@ -256,7 +241,8 @@ class Pod:
             "inference": {"urls": [f"http://127.0.0.1:{port}"]},
             "hang": {"floor": shape.seconds(shape.hang_floor)},
             "sync": {"store": f"file://{self.store}", "keep_last": 3, "keep_every": 0},
-            "disk": disk,
+            "disk": {"capacity": shape.capacity_bytes},
+            "checkpoints": {"custom": LAYOUT},
             "http": {"port": 0},
             "log": {"format": "json"},
         }

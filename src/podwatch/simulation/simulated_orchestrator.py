@@ -6,10 +6,10 @@ import os
 import time
 
 from podwatch.simulation.run_files import (
+    INDEX,
     RunConfig,
     newest_stable,
     say,
-    write_torch_zip,
 )
 
 
@@ -18,7 +18,7 @@ def orchestrate(config: RunConfig) -> int:
     _wait_for_health(config)
     start = 1
     if config.resume_step is not None:
-        progress = config.orchestrator_checkpoint(config.resume_step) / "progress.pt"
+        progress = config.orchestrator_checkpoint(config.resume_step) / INDEX
         if not progress.is_file():
             say("ERROR", f"FileNotFoundError: {progress}")
             return 1
@@ -45,8 +45,9 @@ def orchestrate(config: RunConfig) -> int:
 def _save_progress(config: RunConfig, step: int) -> None:
     directory = config.orchestrator_checkpoint(step)
     directory.mkdir(parents=True, exist_ok=True)
-    values = {"progress": {"step": step, "total_tokens": step * 1000, "total_samples": step * 64}}
-    write_torch_zip(directory / "progress.pt", values)
+    temporary = directory / f"{INDEX}.tmp"
+    temporary.write_text(json.dumps({"step": step, "total_tokens": step * 1000, "total_samples": step * 64}))
+    temporary.replace(directory / INDEX)
 
 
 def _wait_for_policy(config: RunConfig, step: int, start: int) -> None:

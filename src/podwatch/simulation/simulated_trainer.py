@@ -8,11 +8,11 @@ from pathlib import Path
 from podwatch.simulation.run_files import (
     RunConfig,
     hold,
-    read_dcp,
+    load,
+    save,
     say,
     take_fault,
     tensor_bytes,
-    write_dcp,
     write_safetensors,
 )
 
@@ -29,7 +29,7 @@ def train(config: RunConfig) -> int:
         start = config.resume_step
         say("INFO", f"Resuming training from checkpoint step {start}")
         try:
-            size = read_dcp(config.trainer_checkpoint(start))
+            size = load(config.trainer_checkpoint(start))
         except (OSError, ValueError) as error:
             say("ERROR", f"CheckpointException: {error}")
             return 1
@@ -59,7 +59,7 @@ def train(config: RunConfig) -> int:
 
 def _save(config: RunConfig, step: int) -> None:
     say("INFO", f"Saving checkpoint at step {step}")
-    write_dcp(config.trainer_checkpoint(step), ranks=config.ranks, bytes_per_rank=config.shard_bytes, seed=step)
+    save(config.trainer_checkpoint(step), ranks=config.ranks, bytes_per_rank=config.shard_bytes, seed=step)
 
 
 def _write_weights(config: RunConfig, directory: Path, step: int) -> None:

@@ -19,7 +19,7 @@ from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import Severity
 from podwatch.journal.journal import Journal
 from podwatch.simulation.pod import Pod
-from podwatch.simulation.run_files import RESUME_FLAGS
+from podwatch.simulation.run_files import RESUME_FLAG
 from podwatch.store.inventory import take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.directory import DirectoryObjects
@@ -148,7 +148,7 @@ class Watching:
                 continue
             if len(words) > 2 and words[2].endswith("/bin/rl"):
                 for position, word in enumerate(words[:-1]):
-                    if word in RESUME_FLAGS:
+                    if word == RESUME_FLAG:
                         return int(words[position + 1])
         return None
 

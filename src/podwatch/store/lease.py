@@ -132,7 +132,7 @@ class Lease:
         quiet = self._view.answers and watch.mark == self._view.watch.mark
         self._read_at, before = began, self.decision.act
         self._view = replace(self._view, beat=beat, watch=watch, answers=True)
-        if quiet and before in (LeaseAction.WATCH, LeaseAction.ASSIGNED_ELSEWHERE) and self._decide().act is before:
+        if quiet and before is LeaseAction.WATCH and self._decide().act is before:
             return self.decision  # watching costs one small read at a time; every decision rests on a fresh listing
         listed = self.clock.boottime()
         self._list(store, pointers=True)
@@ -269,7 +269,7 @@ class Lease:
         decision = self.decision
         if decision.act is LeaseAction.HOLD:
             return
-        if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE, LeaseAction.ASSIGNED_ELSEWHERE):
+        if decision.act in (LeaseAction.SUPERSEDED, LeaseAction.REFUSE):
             what, fix = f"another pod holds this run: {decision.why_not}", "stop training here, or: run --take-over"
             raise LeaseLost(what, where=self.keys.root, fix=fix)
         what = "it is not decided yet whether this pod holds the run"

@@ -155,20 +155,9 @@ def decide(view: LeaseView, timing: LeaseTiming) -> Decision:
 
 
 def _decide(view: LeaseView, timing: LeaseTiming) -> Decision:
-    own, first, top, control = view.own, view.first, view.top, view.control
+    own, first, top = view.own, view.first, view.top
     if view.lost:
         return _superseded(view)
-    if control.holder and not view.me.called(control.holder):
-        why = _because(f"control.json in the store gives this run to {control.holder}", control)
-        return Decision(
-            LeaseAction.ASSIGNED_ELSEWHERE,
-            why,
-            stop=True,
-            generation=top,
-            wait=timing.poll,
-            holder=control.holder,
-            reason=why,
-        )
     if not view.answers:
         return _without_store(view, timing)
     if own is not None and first is not None and _same(own.claim, first) and first.generation == top:
@@ -190,8 +179,6 @@ def _decide(view: LeaseView, timing: LeaseTiming) -> Decision:
     if view.holder_left:
         return replace(at_once, reason=f"pod {who} has left the run")
     claim = Decision(LeaseAction.CLAIM, _claiming(who), generation=used + 1, holder=who)
-    if control.holder:
-        return replace(claim, reason="control.json gives the run to this pod")
     if view.watch.changed and view.training:
         return _superseded(view)
     left = view.watch.left(timing)

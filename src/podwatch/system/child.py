@@ -9,7 +9,6 @@ import gc
 import os
 import pwd
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,22 +144,6 @@ async def run_child(
 _M_ARENA_MAX = -8
 ARENAS = 2
 """The threads mostly wait; two arenas are enough for the others."""
-
-
-@contextlib.contextmanager
-def importing_without(*names: str) -> Iterator[None]:
-    """What is imported inside, by any thread, finds these modules not installed, unless they are loaded already. For
-    libraries that try an optional module which this process does not use; measured in a daemon of 70 MiB: structlog's
-    rich (50 modules) 4 MiB, requests' charset_normalizer 3 MiB; in a child b2sdk's pydantic a tenth of its start."""
-    modules: dict[str, Any] = sys.modules
-    hidden = [name for name in names if name not in modules]
-    for name in hidden:
-        modules[name] = None  # importing it now raises ImportError
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del modules[name]
 
 
 def few_arenas() -> None:

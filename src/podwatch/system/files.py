@@ -35,6 +35,7 @@ from typing import BinaryIO, TypeAlias
 
 from podwatch.domain.errors import Busy, PermissionDenied
 from podwatch.domain.secrets import scrub_argv
+from podwatch.system.follow import follow
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _SYNC_FILE_RANGE_WRITE = 2
@@ -477,10 +478,7 @@ def _describe(raw: bytes) -> str:
         return "another process"
 
 
-_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_MOST_LINKS = 16
 _ANYBODY = -1
 """Represents the owner of a link that any user could have put there: no file belongs to it."""
 
@@ -491,7 +489,18 @@ def open_file(path: str | os.PathLike[str], *, shown: bool = False) -> int:
     name = os.fspath(path)
     if not name.startswith("/"):  # an absolute path can be read also where the current directory was deleted
         name = f"{os.getcwd()}/{name}"  # noqa: PTH109
-    return _walk(name, shown)
+    ours = frozenset((0, os.geteuid()))
+    users: set[int] = set()
+    """Users who could have chosen where the links lead."""
+    with contextlib.closing(follow(name)) as steps:
+        for step in steps:
+            around = os.fstat(step.directory)
+            if step.is_link:
+                users |= _choosers(step.status, around, step.directory, ours)
+            elif step.last:
+                _judge(step.status, around, ours, users, name, shown=shown)
+                return _open_same(step.directory, step.name, step.status, name)
+    raise _refused(errno.EINVAL, "not a regular file", name)
 
 
 @contextlib.contextmanager
@@ -508,44 +517,6 @@ def read_file(path: str | os.PathLike[str], limit: int = 1 << 20, *, shown: bool
         return read_descriptor(fd, limit, os.fspath(path))
     finally:
         os.close(fd)
-
-
-def _walk(path: str, shown: bool) -> int:
-    ours = frozenset((0, os.geteuid()))
-    users: set[int] = set()
-    """Users who could have chosen where the links lead."""
-    links = 0
-    pending = [name for name in reversed(path.split("/")) if name not in ("", ".")]
-    directory = os.open("/", _PASS)
-    try:
-        while pending:
-            name = pending.pop()
-            below = os.open(name, _LOOK, dir_fd=directory)
-            try:
-                found = os.fstat(below)
-                if stat.S_ISLNK(found.st_mode):
-                    links += 1
-                    if links > _MOST_LINKS:
-                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                    users |= _choosers(found, os.fstat(directory), directory, ours)
-                    target = os.readlink("", dir_fd=below)
-                    pending += [name for name in reversed(target.split("/")) if name not in ("", ".")]
-                    if target.startswith("/"):
-                        below, directory = directory, below
-                        os.close(directory)
-                        directory = os.open("/", _PASS)
-                elif pending:
-                    if not stat.S_ISDIR(found.st_mode):
-                        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-                    below, directory = directory, below
-                else:
-                    _judge(found, os.fstat(directory), ours, users, path, shown=shown)
-                    return _open_same(directory, name, found, path)
-            finally:
-                os.close(below)
-        raise _refused(errno.EINVAL, "not a regular file", path)
-    finally:
-        os.close(directory)
 
 
 def _choosers(link: os.stat_result, around: os.stat_result, directory: int, ours: frozenset[int]) -> set[int]:

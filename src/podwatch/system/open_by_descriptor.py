@@ -14,6 +14,7 @@ from pathlib import Path
 
 from podwatch.domain.errors import HostError
 from podwatch.system.files import DIRECTORY_FLAGS
+from podwatch.system.follow import follow
 from podwatch.system.rights import Rights, applied
 
 HIDDEN = ".podwatch"
@@ -31,11 +32,7 @@ _LOCKS = ("guard.lock", "lock")
 """Of the daemon, and of a supervisor: the first thing that is made there where the directory has another name too."""
 _LOOKED_AT = 1000
 """Limit of directory entries that are examined to decide whether podwatch made it."""
-_MAX_LINKS = 16
-"""Limit of links on the way to a root. The kernel allows 40."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_PASS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Opens a directory for traversal: needs no permission to list it, which other users' homes do not give."""
 _also_ours: set[tuple[int, int]] = set()
 """(device, uid) that a filesystem shows for files we create: found out once for each, by creating a file."""
 
@@ -213,61 +210,20 @@ def open_or_make(directory: int, name: str, create: bool, mode: int) -> int:
 def open_path(path: Path) -> tuple[int, frozenset[int]]:
     """Open a directory by an absolute path, segment by segment; also returns the owners (root and podwatch left out) of
     the links on the way. The last segment may only be a link of root's or podwatch's. Raises RootReplaced, OSError."""
-    trusted = {0, os.geteuid()}
     owners: set[int] = set()
-    pending = list(reversed(path.parts[1:]))
-    links = 0
-    fd = os.open("/", _PASS)
-    try:
-        while pending:
-            name = pending.pop()
-            if name in ("", "."):
-                continue
-            try:
-                below = os.open(name, _PASS, dir_fd=fd)
-            except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                    raise
-                target, owner = _read_link(fd, name, path)
-                links += 1
-                if links > _MAX_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
-                if owner not in trusted:
-                    if not pending:
-                        raise RootReplaced(
-                            f"is a symbolic link of user {owner}",
-                            where=str(path),
-                            fix="remove the link, or configure its target directory",
-                        ) from None
-                    owners.add(owner)
-                pending.extend(reversed(target.split("/")))
-                if target.startswith("/"):
-                    os.close(fd)
-                    fd = -1
-                    fd = os.open("/", _PASS)
-                continue
-            os.close(fd)
-            fd = below
-        below = os.open(".", DIRECTORY_FLAGS, dir_fd=fd)
-        os.close(fd)
-        fd = below
-    except BaseException:
-        if fd >= 0:
-            os.close(fd)
-        raise
-    return fd, frozenset(owners)
-
-
-def _read_link(directory: int, name: str, path: Path) -> tuple[str, int]:
-    """Target and owner of the same link. Raises NotADirectoryError if it is no link."""
-    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISLNK(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-        return os.readlink("", dir_fd=fd), status.st_uid
-    finally:
-        os.close(fd)
+    with contextlib.closing(follow(str(path))) as steps:
+        for step in steps:
+            if step.is_link and step.status.st_uid not in (0, os.geteuid()):
+                if step.last:
+                    raise RootReplaced(
+                        f"is a symbolic link of user {step.status.st_uid}",
+                        where=str(path),
+                        fix="remove the link, or configure its target directory",
+                    )
+                owners.add(step.status.st_uid)
+            elif step.last and not step.is_link:
+                return os.open(".", DIRECTORY_FLAGS, dir_fd=step.place), frozenset(owners)
+    return os.open("/", DIRECTORY_FLAGS), frozenset(owners)
 
 
 def _our_uid(directory: int) -> int:

@@ -234,12 +234,6 @@ def port_of(command: Sequence[str] | str) -> int | None:
     return None
 
 
-def is_router(command: Sequence[str] | str) -> bool:
-    """Return whether it is a router in front of engines, by its program."""
-    argv = command.split() if isinstance(command, str) else list(command)
-    return program(argv)[0] in ("vllm-router", "vllm_router.launch_router", "sglang_router.launch_router")
-
-
 def _module_of(words: list[str]) -> tuple[str, tuple[str, ...]] | None:
     for n, word in enumerate(words):
         if word == "-m" and n + 1 < len(words):

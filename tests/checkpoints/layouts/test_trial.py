@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from podwatch.app.own_findings import concern_findings
 from podwatch.checkpoints.trainers import make_layout, restart_concerns
 from podwatch.config.settings import Settings
-from podwatch.daemon.own_findings import concern_findings
 from podwatch.domain.finding import FindingKind
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.reporting.test_dead_man import Service
+from tests.report.test_dead_man import Service
 from tests.suites.container.container import TIMES, Container
 from tests.suites.container.images import MISSING, REPO, Rootfs, own_root
 from tests.support import own_times

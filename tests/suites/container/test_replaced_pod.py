@@ -161,7 +161,7 @@ def _controller(
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PODWATCH_")}
     (directory / "controller.toml").write_text(
         f'run_id = "{RUN}"\nstore = "b2://{BUCKET}"\nrecords = "{directory}/records.json"\nmax_price_per_hour = 2.5\n'
-        f'max_spend_per_day = 40\nmax_spend_total = 300\n[providers.runpod]\nenv_file = "{directory}/runpod.env"\n'
+        f'max_spend_per_day = 40\nmax_spend_total = 300\n[provider]\nenv_file = "{directory}/runpod.env"\n'
         f'command = ["{sys.executable}", "{REPO}/examples/providers/runpod.py"]\n'
     )
     (directory / "controller.toml").chmod(0o600)

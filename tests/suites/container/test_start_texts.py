@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.app.backup.post_mortem import start_of
 from podwatch.config.loading import load_text
-from podwatch.daemon.backup.post_mortem import start_of
 from podwatch.store.evidence import EvidenceKeeper
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.b2 import B2Access

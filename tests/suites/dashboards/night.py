@@ -4,7 +4,7 @@ store, a podwatch that is down for ten minutes, a crash loop, and the end: podwa
 from collections.abc import Iterator
 from dataclasses import replace
 
-from podwatch.daemon.backup_findings import backup_findings
+from podwatch.app.backup_findings import backup_findings
 from podwatch.domain.snapshot import (
     FileUse,
     HostSample,
@@ -15,10 +15,10 @@ from podwatch.domain.snapshot import (
     observed,
 )
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-from podwatch.reporting.daemon_view import Counters, DaemonView
-from podwatch.reporting.metrics import exposition, make_registry
-from tests.reporting import views
-from tests.reporting.views import GB, GIB, NOW
+from podwatch.report.daemon_view import Counters, DaemonView
+from podwatch.report.metrics import exposition, make_registry
+from tests.report import views
+from tests.report.views import GB, GIB, NOW
 
 MINUTES = 480
 START = views.WALL - MINUTES * 60

@@ -25,7 +25,7 @@ from tests.support.rig import Rig
 pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[3]
-SOME = ["tests/blackbox", "tests/cli", "tests/daemon", "tests/sensors"]
+SOME = ["tests/blackbox", "tests/cli", "tests/app", "tests/sensors"]
 WHAT = ["tests"] if os.environ.get("NEIGHBOURS") == "all" else SOME
 
 HOLDER = """

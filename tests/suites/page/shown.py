@@ -11,9 +11,9 @@ from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Desired, Snapshot, observed
 from podwatch.domain.status_document import RecoveryView
 from podwatch.recording.last_day import Moment
-from podwatch.reporting.daemon_view import DaemonView
-from tests.reporting import views
-from tests.reporting.views import GB, GIB, NOW, WALL
+from podwatch.report.daemon_view import DaemonView
+from tests.report import views
+from tests.report.views import GB, GIB, NOW, WALL
 
 
 class Shown:
@@ -24,7 +24,7 @@ class Shown:
     ) -> None:
         self.shown, self.lines, self.day, self.asked = list(shown), lines, day, 0
         self.server = HttpServer(
-            "127.0.0.1", 0, self, "t", password=password, head_seconds=60.0, connection_seconds=600.0
+            "127.0.0.1", 0, self, "t", password=password, seconds=600.0
         )  # a busy machine takes longer than a client may
 
     def view(self) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.reporting import views
-from tests.reporting.test_page import HOSTILE, check
+from tests.report import views
+from tests.report.test_page import HOSTILE, check
 from tests.suites.page.browser import BROWSER, Browser, Page, opened, visit
 from tests.suites.page.shown import STATES, Shown, day
 
@@ -113,6 +113,7 @@ async def test_the_plots_end_at_what_the_page_shows_as_now(browser: Browser) -> 
     url = await shown.server.start()
     try:
         page = await visit(browser, url)
+        await page.until("document.querySelectorAll('.chart').length === 7")
         text = " ".join((await page.run("document.body.innerText")).split())
         for now, plotted in (
             ("inference · 71.0 GiB of 80.0 GiB", "GPU 0 memory: 71.0 GiB of 80.0 GiB"),
@@ -126,7 +127,7 @@ async def test_the_plots_end_at_what_the_page_shows_as_now(browser: Browser) -> 
         await shown.server.stop()
 
 
-async def test_without_a_script_the_verdict_and_the_plots_are_there(browser: Browser) -> None:
+async def test_without_a_script_the_verdict_is_there(browser: Browser) -> None:
     shown = Shown(STATES["gave-up"](), lines=LINES, day=day())
     url = await shown.server.start()
     try:
@@ -135,8 +136,7 @@ async def test_without_a_script_the_verdict_and_the_plots_are_there(browser: Bro
         text = await page.run("document.body.innerText")
         assert "CRITICAL: TRAINING IS DOWN" in text
         assert "reload the page for newer values" in text
-        assert "3 starts of training" in text
-        assert await page.run("document.querySelectorAll('.chart').length") == 7
+        assert "The plots need JavaScript." in text
         assert page.console == []
     finally:
         await shown.server.stop()
@@ -157,7 +157,6 @@ async def test_the_keyboard_reaches_what_can_be_used(browser: Browser) -> None:
             assert outline == "solid", label
             reached.append(label)
         assert "Copy podwatch start" in reached
-        assert "Checkpoints on this pod" in reached
         await page.run("window.copied = []; navigator.clipboard.writeText = async (text) => { copied.push(text); }")
         await page.run("document.querySelector('button.copy').focus()")
         await page.key("Enter", 13)
@@ -201,7 +200,7 @@ async def test_hostile_text_in_every_field_does_not_run_and_does_not_break_the_p
 
 
 async def test_a_phone_that_slept_catches_up(browser: Browser) -> None:
-    """Hidden pages ask for nothing; at the return the new values come at once, and newer plots too."""
+    """Hidden pages ask for nothing; at the return the new values come at once."""
     shown = Shown(views.healthy(), lines=LINES, day=day())
     url = await shown.server.start()
     try:
@@ -212,24 +211,6 @@ async def test_a_phone_that_slept_catches_up(browser: Browser) -> None:
         shown.shown, shown.day = [later], (*day(), replace(day()[-1], at=views.WALL + 3000, started=True))
         await page.run(hide % "false" + "; document.dispatchEvent(new Event('visibilitychange'))")
         await page.until("document.getElementById('overall').textContent === 'CRITICAL'")
-        assert "4 starts of training" in await page.run("document.getElementById('history').innerText")
-        assert page.console == []
-    finally:
-        await shown.server.stop()
-
-
-async def test_plots_that_are_shown_already_are_not_sent_again(browser: Browser) -> None:
-    shown = Shown(views.healthy(), day=day())
-    url = await shown.server.start()
-    try:
-        page = await visit(browser, url)
-        stamp = await page.run("document.querySelector('[data-stamp]').dataset.stamp")
-        again = f"fetch('/?drawn={stamp}').then(r => r.text())"
-        assert "data-stamp" not in (await page.run(again)).split("<script>")[0]
-        old = (await page.run("fetch('/?drawn=1').then(r => r.text())")).split("<script>")[0]
-        assert "data-stamp" in old
-        await page.run("dispatchEvent(new Event('online'))")
-        assert await page.run("document.querySelectorAll('.chart').length") == 7
         assert page.console == []
     finally:
         await shown.server.stop()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from podwatch.policy.judge_earlier_attempts import MOST_REFUSALS
+from podwatch.job.judge_earlier_attempts import MOST_REFUSALS
 from tests.suites.slurm.gang import INTERVAL, GangTraining
 from tests.suites.slurm.lab import MISSING, Lab
 from tests.suites.slurm.training import ends

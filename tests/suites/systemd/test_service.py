@@ -80,9 +80,9 @@ def test_a_unit_that_is_no_longer_podwatchs_is_not_overwritten(pod: Pod) -> None
     assert f"{unit} was not written by podwatch" in refused
     assert "50-local.conf" in refused
     assert "WatchdogSec=61s" in pod.run("cat", unit)
-    assert "-WatchdogSec=61s" in pod.podwatch("install", "--dry-run")
-    assert f"kept      {unit}.old" in pod.podwatch("install", "--no-start", "--force")
-    assert "WatchdogSec=61s" in pod.run("cat", f"{unit}.old")
+    assert f"{unit}, which podwatch did not write" in pod.podwatch("install", "--dry-run")
+    pod.run("mv", unit, f"{unit}.old")
+    assert f"wrote     {unit}" in pod.podwatch("install", "--no-start")
     assert "WatchdogSec=60s" in pod.run("cat", unit)
 
 
@@ -433,7 +433,7 @@ def test_what_uninstall_names_can_be_removed_and_the_other_run_keeps_its_data(po
     """The second run of this machine."""
     assert "started podwatch@second" in pod.podwatch("--run", "second", "install")
     pod.wait(lambda: pod.run("ls", "/var/lib/podwatch/second/journal.sqlite", check=False), 20, "its journal")
-    said = pod.podwatch("--run", "second", "uninstall", "--stop-training")
+    said = pod.podwatch("--run", "second", "uninstall")
     assert "/etc/podwatch/second.toml" in said
     (remove,) = [line.split() for line in said.splitlines() if line.strip().startswith("rm -r ")]
     pod.run(*remove)

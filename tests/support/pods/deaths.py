@@ -17,7 +17,6 @@ from tests.drivers.detection import (
     Policies,
     ProcessRole,
     SensorState,
-    ServerKind,
     Verdict,
     hang_limit,
     no_step_limit,
@@ -111,7 +110,7 @@ def lose_engine(run: Run, *, processes: bool = True, gpus: tuple[int, ...] | Non
 
 def health(run: Run, state: Health) -> None:
     for server in run.servers:
-        if server.kind is ServerKind.ENGINE:
+        if not server.router:
             server.health = state
 
 

@@ -19,7 +19,6 @@ from tests.drivers.detection import (
     LogMatch,
     ProcessRole,
     ProcessSample,
-    ServerKind,
     Supervision,
 )
 from tests.support.pods.shapes import PING, SAVE, Shape, Span
@@ -60,7 +59,7 @@ class Run:
                 for n in range(shape.engines)
             ]  # fmt: skip
             if shape.engines > 1:
-                w.servers.append(Server("http://127.0.0.1:8000", ServerKind.ROUTER, counters=False, at=w.now))
+                w.servers.append(Server("http://127.0.0.1:8000", router=True, counters=False, at=w.now))
             w.servers += self.servers
         self.starts = self.reloads = 0
         self.number = 0
@@ -160,7 +159,7 @@ class Run:
             server.work(w.now, 0.0, 0.0)
             server.tokens = 0.0
             server.asleep = False if shape.sleep == "asks" else None
-            server.liveness = Liveness.OK if shape.liveness and server.kind is ServerKind.ENGINE else None
+            server.liveness = Liveness.OK if shape.liveness and not server.router else None
         w.use(shape.trainer, 60.0)
         yield self.between(shape.compile)
         self.hold("trainer", shape.trainer, self.trainer_bytes)

@@ -31,7 +31,6 @@ from tests.drivers.detection import (
     ProgressSource,
     Reading,
     SensorState,
-    ServerKind,
     Snapshot,
     Supervision,
     TrainerSample,
@@ -61,7 +60,7 @@ class Server:
     """One inference server. ``rate``: tokens per second it makes while it works."""
 
     url: str
-    kind: ServerKind = ServerKind.ENGINE
+    router: bool = False
     health: Health = Health.REFUSED
     running: float = 0.0
     tokens: float = 0.0
@@ -83,13 +82,12 @@ class Server:
     def sample(self, now: float) -> InferenceSample:
         self.count(now)
         if self.health in (Health.REFUSED, Health.TIMEOUT):
-            return InferenceSample(self.url, self.health, liveness=self.liveness, kind=self.kind)
+            return InferenceSample(self.url, self.health, liveness=self.liveness)
         status = 200 if self.health is Health.OK else 503
         if not self.counters:
-            return InferenceSample(self.url, self.health, status, liveness=self.liveness, kind=self.kind)
+            return InferenceSample(self.url, self.health, status, liveness=self.liveness)
         return InferenceSample(
             self.url, self.health, status, self.running, float(int(self.tokens)), 0.0, self.liveness, self.asleep,
-            self.kind,
         )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """``podwatch check``: check the pod before training runs unattended.
 
 The files of this folder hold the checks: each examines one thing and yields ok, warn or fail, with the fix. They change
-nothing, except for probe files beside output_dir, probe objects in the store (with ``throughput``), which are deleted
-again, and a test notice (with ``send_notice``).
+nothing, except for probe files beside output_dir and in the store, which are deleted again, and a test notice (with
+``send_notice``).
 """
 
 import os
@@ -25,11 +25,10 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @click.command("check")
 @common
-@click.option("--throughput", is_flag=True, help="Also measure upload speed: uploads 32 MiB and deletes them.")
 @click.option("--notify", is_flag=True, help="Send a test notice to each channel of [notify].")
 @json_option
 @given_options
-def command(where: Where, given: Given, throughput: bool, notify: bool, as_json: bool) -> None:
+def command(where: Where, given: Given, notify: bool, as_json: bool) -> None:
     """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration.
 
     With a command after --, as `podwatch run --job` takes it, settings that are not given are detected and shown.
@@ -60,7 +59,7 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, as_json:
             lines.append(result)
             if not as_json:
                 _print(result)
-        for result in examine(loaded.settings, throughput=throughput, send_notice=notify):
+        for result in examine(loaded.settings, send_notice=notify):
             lines.append(result)
             if not as_json:
                 _print(result)
@@ -70,7 +69,7 @@ def command(where: Where, given: Given, throughput: bool, notify: bool, as_json:
     raise click.exceptions.Exit(code)
 
 
-def examine(settings: "Settings", *, throughput: bool = False, send_notice: bool = False) -> "Iterator[Line]":
+def examine(settings: "Settings", *, send_notice: bool = False) -> "Iterator[Line]":
     """The results of every check, in the order in which an operator fixes things. A check that fails to run yields a
     result, too, and does not stop the others."""
     from podwatch.cli.check import before_a_start, disk, machine, notify, operator_commands, training_command
@@ -94,7 +93,7 @@ def examine(settings: "Settings", *, throughput: bool = False, send_notice: bool
         "ports": lambda: machine.ports(settings, now),
         "signals": lambda: machine.signals(settings),
         "disk": lambda: disk.disk(settings, sets),
-        "store": lambda: store(settings, throughput, sets),
+        "store": lambda: store(settings),
         "nofile": lambda: machine.limits(settings),
         "http": lambda: machine.http(settings),
         "notify": lambda: notify.notify(settings, send=send_notice),

@@ -51,14 +51,14 @@ def leftovers(settings: Settings) -> Iterator[Line]:
                 found.append(f"{pid} {status.name}{stuck}")
     if found:
         text = f"processes of an earlier start still running: {len(found)} ({', '.join(found[:SHOWN])})"
-        yield Line("leftovers", "fail", text, "end them; `podwatch clean --gpu` ends those on a GPU")
+        yield Line("leftovers", "fail", text, "end them with `kill PID`")
     else:
         yield Line("leftovers", "ok", "no process of an earlier start is running")
 
 
 def paused(settings: Settings) -> Iterator[Line]:
     """A pause in effect."""
-    from podwatch.daemon.pause import described
+    from podwatch.app.pause import described
 
     run = recorded(settings)
     if run is not None and run.pause is not None:

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from podwatch.app.paths_and_run_lock import workspace_of
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.cli.check.report import Level, Line, Sets, in_time, nearest
 from podwatch.config.settings import Settings
-from podwatch.daemon.paths_and_run_lock import workspace_of
 from podwatch.domain.times import size
 from podwatch.system.own_directories import Workspace
 

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from podwatch.checkpoints.trainers import process_names
 from podwatch.cli import detect_machine
 from podwatch.cli.check.report import Level, Line, failed
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.times import gib
 from podwatch.recovery.gpus_and_ports_free import port_taken
+from podwatch.trainer.find import read_pod, sought_run
+from podwatch.trainer.process_roles import Roles
+from podwatch.trainer.rules import gpu_holders
 
 # -- GPUs: present, and free before a start --------------------------------------------------------------------------
 
@@ -51,9 +55,16 @@ def gpus(settings: Settings, running: str) -> Iterator[Line]:
             yield Line("gpu", "ok", text)
         else:
             # The same threshold as recovery before a start.
-            fix = "`podwatch clean --gpu` lists the processes that hold it; a start waits until it is free"
+            holders = "; ".join(_holders(settings)) or "podwatch can read no process that has a context there"
+            fix = f"end the process that holds it ({holders}); a start waits until it is free"
             level: Level = "fail" if wanted else "warn"
             yield Line("gpu", level, f"{text}, but this run's training is not running", fix)
+
+
+def _holders(settings: Settings) -> tuple[str, ...]:
+    """As text, the processes with a CUDA context on the run's GPUs. In a container NVML reports the host's pids."""
+    run = sought_run(settings)
+    return gpu_holders(read_pod(run, Roles(process_names())), run)
 
 
 # -- limits, ports, signals, service manager -------------------------------------------------------------------------
@@ -98,7 +109,7 @@ def http(settings: Settings) -> Iterator[Line]:
         return
     from podwatch.api.http_access import beyond_loopback
     from podwatch.api.http_server import bind
-    from podwatch.daemon.settings_in_force import http_password
+    from podwatch.app.settings_in_force import http_password
 
     listener = bind(settings.http.host, settings.http.port)
     got = int(listener.getsockname()[1])

@@ -15,17 +15,17 @@ from podwatch.config.settings import Settings
 from podwatch.domain.errors import ConfigurationError, PodwatchError
 
 if TYPE_CHECKING:
-    from podwatch.reporting.deliver_notices import Channel
-    from podwatch.reporting.wandb import WandbPlan, WandbRun
+    from podwatch.report.deliver_notices import Channel
+    from podwatch.report.wandb import WandbPlan, WandbRun
 
 _WEB = ("http", "https")
 
 
 def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
     """Whether each channel can work; with ``send``, the result of one test notice."""
-    from podwatch.daemon.notifications import all_urls, channels_of
-    from podwatch.policy.alerts import channel_of
-    from podwatch.reporting.deliver_notices import shown_url
+    from podwatch.app.notifications import all_urls, channels_of
+    from podwatch.report.alerts import channel_of
+    from podwatch.report.deliver_notices import shown_url
 
     chosen = settings.notify
     yield from _dead_man(settings, send=send)
@@ -63,10 +63,10 @@ def notify(settings: Settings, *, send: bool) -> Iterator[Line]:
 
 def _dead_man(settings: Settings, *, send: bool) -> Iterator[Line]:
     """The dead-man's switch; with ``send``, the response to one call of each URL."""
-    from podwatch.daemon.notifications import heartbeat_urls
-    from podwatch.reporting.dead_man import Signal, call_of
-    from podwatch.reporting.dead_man import send as make
-    from podwatch.reporting.deliver_notices import shown_url
+    from podwatch.app.notifications import heartbeat_urls
+    from podwatch.report.dead_man import Signal, call_of
+    from podwatch.report.dead_man import send as make
+    from podwatch.report.deliver_notices import shown_url
 
     try:
         urls = heartbeat_urls(settings.notify)
@@ -95,8 +95,8 @@ def own_wandb(settings: Settings, *, send: bool) -> Iterator[Line]:
     """podwatch's own W&B run: whether its Python has wandb; with ``send``, the result of one alert."""
     if not settings.wandb.enabled:
         return
-    from podwatch.daemon.notifications import wandb_plan
-    from podwatch.reporting.wandb import WandbRun
+    from podwatch.app.notifications import wandb_plan
+    from podwatch.report.wandb import WandbRun
     from podwatch.system.clock import SystemClock
 
     plan = wandb_plan(settings, settings.state_dir / settings.run_id)
@@ -142,7 +142,7 @@ def _sent(channel: "Channel", run_id: str, own: "WandbRun | None" = None) -> Lin
     """The result of one test notice. ``own``: the same channel, if it is podwatch's W&B run, which is then closed."""
     from podwatch.domain.event import Change, Notice, Topic
     from podwatch.domain.finding import Severity
-    from podwatch.reporting.deliver_notices import NotSent, document_of
+    from podwatch.report.deliver_notices import NotSent, document_of
 
     text = "test notice of `podwatch check --notify`; nothing is wrong"
     notice = Notice(Topic.FINDINGS, Change.HAPPENED, Severity.INFO, "a test", text, "test", time.time())

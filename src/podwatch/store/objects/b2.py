@@ -198,12 +198,10 @@ class B2Objects(HttpObjects):
         if stored != (sha1, len(source)):
             raise IntegrityError("the store holds different bytes than were sent", where=self.where(key))
 
-    def _open(self, key: str, span: tuple[int, int | None] | None) -> Reply:
-        range_ = None if span is None else (span[0], (1 << 50) if span[1] is None else span[0] + span[1] - 1)
-
+    def _open(self, key: str, span: tuple[int, int] | None) -> Reply:
         def ask() -> Reply:
             url = self._session.get_download_url_by_name(self._name, key)
-            with self._session.download_file_from_url(url, range_=range_) as reply:
+            with self._session.download_file_from_url(url, range_=span) as reply:
                 return reply  # type: ignore[no-any-return]
 
         return self._call(ask)

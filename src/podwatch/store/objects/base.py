@@ -152,12 +152,10 @@ class Objects(Protocol):
         (``bytes``) ends in bounded time, repetitions included."""
         ...
 
-    def get(
-        self, key: str, take: Take, *, offset: int = 0, length: int | None = None, hash_name: str = "sha256"
-    ) -> str:
-        """Pass the bytes from ``offset`` on to ``take``; the hex hash of what was passed. ``length`` None: to the end.
-        A whole object (``offset`` 0) of another length raises IntegrityError, as does one that ends early. A broken
-        connection is resumed where it broke. What ``take`` raises passes unchanged."""
+    def get(self, key: str, take: Take, *, length: int, hash_name: str = "sha256") -> str:
+        """Pass the bytes of an object to ``take``; their hex hash. One that has not ``length`` bytes raises
+        IntegrityError, and nothing of it is passed. A broken connection is resumed where it broke. What ``take`` raises
+        passes unchanged."""
         ...
 
     def read(self, key: str, limit: int = DOCUMENT) -> bytes:
@@ -262,30 +260,16 @@ class HttpObjects:
         with self._about(key):
             self._persist(lambda: self._put(key, source, known), size, until)
 
-    def get(
-        self, key: str, take: Take, *, offset: int = 0, length: int | None = None, hash_name: str = "sha256"
-    ) -> str:
+    def get(self, key: str, take: Take, *, length: int, hash_name: str = "sha256") -> str:
         check_relative_path(key)
         digest, done = hashlib.new(hash_name, usedforsecurity=False), 0
-        whole = offset == 0
 
         def receive() -> None:
-            nonlocal done, length
-            at, left = offset + done, None if length is None else length - done
-            if left == 0 and not (whole and done == 0):
-                return
-            span = None if whole and done == 0 else (at, left)
-            with closing(self._open(key, span)) as reply:
-                size = self._size(reply, key, at, span is not None)
-                if whole and length is not None and size != length:
+            nonlocal done
+            with closing(self._open(key, (done, length - 1) if done else None)) as reply:
+                if self._size(reply, key, done) != length:
                     raise IntegrityError("the object's size differs from the recorded one", where=self.where(key))
-                if length is None:
-                    length = max(0, size - offset)
-                    left = length - done
-                assert left is not None
-                if at + left > size:
-                    raise IntegrityError("the object is shorter than recorded", where=self.where(key))
-                for block in reply.blocks(left):
+                for block in reply.blocks(length - done):
                     digest.update(block)
                     take(block)
                     done += len(block)
@@ -305,7 +289,7 @@ class HttpObjects:
 
         def receive() -> bytes:
             with closing(self._open(key, None)) as reply:
-                size = self._size(reply, key, 0, False)
+                size = self._size(reply, key, 0)
                 if size > limit:
                     raise ObjectTooLarge(self.where(key))
                 return reply.document(limit)
@@ -390,13 +374,13 @@ class HttpObjects:
 
         return self._persist(send)
 
-    def _size(self, reply: Reply, key: str, at: int, ranged: bool) -> int:
+    def _size(self, reply: Reply, key: str, at: int) -> int:
         """The whole object's size, by an answer that has its bytes from ``at`` on. Some servers answer a range with
         status 200, so that only its header counts."""
         if self.mark not in reply.headers:
             raise not_the_store(self.where(key))
         try:
-            if not ranged:
+            if not at:
                 return int(reply.headers["Content-Length"])
             span, _, total = reply.headers["Content-Range"].removeprefix("bytes ").partition("/")
             if int(span.partition("-")[0]) != at:
@@ -421,8 +405,8 @@ class HttpObjects:
     def _put(self, key: str, source: Source, hashes: Mapping[str, str]) -> None:
         raise NotImplementedError
 
-    def _open(self, key: str, span: tuple[int, int | None] | None) -> Reply:
-        """The object, or (offset, length) of it; length None: to its end."""
+    def _open(self, key: str, span: tuple[int, int] | None) -> Reply:
+        """The object, or its bytes from the first to the last of ``span``."""
         raise NotImplementedError
 
     def _pages(self, prefix: str, *, versions: bool) -> Iterator[ObjectInfo]:

@@ -83,25 +83,21 @@ class DirectoryObjects:
             os.fsync(scratch)
             self._rename(folder, name, key, until)
 
-    def get(
-        self, key: str, take: Take, *, offset: int = 0, length: int | None = None, hash_name: str = "sha256"
-    ) -> str:
-        digest = hashlib.new(hash_name, usedforsecurity=False)
+    def get(self, key: str, take: Take, *, length: int, hash_name: str = "sha256") -> str:
+        digest, done = hashlib.new(hash_name, usedforsecurity=False), 0
         with self._errors(key):
             descriptor = self._open(key)
         try:
-            size = os.fstat(descriptor).st_size
-            left = max(0, size - offset) if length is None else length
-            if (offset == 0 and size != left) or offset + left > size:
+            if os.fstat(descriptor).st_size != length:
                 raise IntegrityError("the object's size differs from the recorded one", where=self._where(key))
-            while left:
+            while done < length:
                 with self._errors(key):  # not around ``take``: it writes to another disk
-                    block = os.pread(descriptor, min(BLOCK, left), offset)
+                    block = os.pread(descriptor, min(BLOCK, length - done), done)
                 if not block:
                     raise IntegrityError("the object became shorter", where=self._where(key))
                 digest.update(block)
                 take(memoryview(block))
-                offset, left = offset + len(block), left - len(block)
+                done += len(block)
         finally:
             os.close(descriptor)
         return digest.hexdigest()

@@ -295,10 +295,8 @@ class S3Objects(HttpObjects):
         if b"<Error" in reply.document() or "ETag" not in reply.headers:
             raise not_the_store(self.url)
 
-    def _open(self, key: str, span: tuple[int, int | None] | None) -> Reply:
-        headers = {}
-        if span is not None:
-            headers["Range"] = f"bytes={span[0]}-{'' if span[1] is None else span[0] + span[1] - 1}"
+    def _open(self, key: str, span: tuple[int, int] | None) -> Reply:
+        headers = {} if span is None else {"Range": f"bytes={span[0]}-{span[1]}"}
         return self._send("get_object", "B", {"Key": key}, None, headers)
 
     def _pages(self, prefix: str, *, versions: bool) -> Iterator[ObjectInfo]:

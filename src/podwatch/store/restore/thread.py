@@ -8,6 +8,9 @@ from podwatch.store.inventory import SaveKey, Stored
 from podwatch.store.restore.restore import Restored, RestoreProgress, Restorer
 from podwatch.system.blocking_calls import Worker
 
+END_SECONDS = 30.0
+"""A cancelled restore ends within that: its child is killed, and a rename in progress takes no longer."""
+
 
 class RestoreThread:
     """One Restorer with its thread. All methods on the event loop; they raise as the Restorer's."""
@@ -38,10 +41,14 @@ class RestoreThread:
         return await self._stopped_with(lambda: self._restorer.fetch(step, to=to, exports=True))
 
     async def _stopped_with(self, call: Callable[[], Restored]) -> Restored:
+        task = asyncio.ensure_future(self._worker.call(call))
         try:
-            return await self._worker.call(call)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             self._restorer.kill()
+            await asyncio.wait([task], timeout=END_SECONDS)  # nothing is put in place beside what is decided next
+            if task.done() and not task.cancelled():
+                task.exception()  # retrieved: otherwise asyncio logs it
             raise
 
     def _relayed(self, progress: RestoreProgress | None) -> RestoreProgress:

@@ -17,14 +17,7 @@ from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.remove import Remover
 from podwatch.store.retention import RetentionPlan, RetentionRules, plan
-from podwatch.store.runs.reading import (
-    ArchiveRecord,
-    newest_claim,
-    read_heartbeat,
-    record_key,
-    seconds_since_activity,
-    store_time,
-)
+from podwatch.store.runs.reading import ArchiveRecord, read_activity, record_key, store_time
 from podwatch.system.clock import Clock
 
 PERMIT_SECONDS = 30.0
@@ -80,21 +73,21 @@ class Archiver:
         return ArchivePlan(keep, step, found, inventory, last)
 
     def _newest(self, inventory: Inventory) -> int:
-        fix = "`podwatch runs list` shows the runs in the store"
-        if not inventory.pointers:
-            what = "the run has no pointer, so its newest checkpoint is not known"
-            raise HostError(what, where=self._where, fix=fix)
-        top = inventory.pointers[0]
-        if top.pointer is None or top.pointer.step is None:
-            what = f"the newest pointer names no checkpoint: {top.problem or 'the run was started fresh'}"
-            raise IntegrityError(what, where=top.key, fix="do not archive")
-        save = inventory.named_by(top.pointer)
-        if save is None or save.problem:
-            why = "its manifest is not in the store" if save is None else save.problem
-            what = f"the newest checkpoint, step {top.pointer.step}, is damaged: {why}"
-            fix = "keep the others; find an undamaged one with `podwatch store verify`"
-            raise IntegrityError(what, where=self._where, fix=fix)
-        return save.step
+        top = inventory.pointers[0] if inventory.pointers else None
+        save = inventory.named_by(top.pointer) if top is not None and top.pointer is not None else None
+        if save is not None and not save.problem:
+            return save.step
+        if top is None:
+            why = "the run has no pointer"
+        elif top.pointer is None:
+            why = f"{top.key} cannot be read: {top.problem}"
+        elif top.pointer.step is None:
+            why = "the run was started fresh"
+        else:
+            why = f"step {top.pointer.step}: {'its manifest is not in the store' if save is None else save.problem}"
+        fix = "do not archive; `podwatch store verify` shows which checkpoints are whole"
+        what = f"the newest checkpoint is not known, or damaged: {why}"
+        raise IntegrityError(what, where=self._where, fix=fix)
 
     def why_not_deletable(self) -> str:
         """Why the key cannot delete; empty if it can."""
@@ -122,13 +115,11 @@ class Archiver:
 
     def _refuse_alive(self) -> Heartbeat:
         """The run's last heartbeat. Raises Busy."""
-        wall = self.clock.wall()
-        beat, claim = read_heartbeat(self.store, self.keys, wall), newest_claim(self.store, self.keys)
-        age = seconds_since_activity(beat, claim, store_time(self.store, wall))
-        if age is not None:
-            what = f"podwatch is active on run {self.keys.run_id}: its last heartbeat is {age:.0f} s old"
+        active = read_activity(self.store, self.keys, self.clock.wall())
+        if active.seconds is not None:
+            what = f"podwatch is active on run {self.keys.run_id}: its last heartbeat is {active.seconds:.0f} s old"
             raise Busy(what, where=self._where, fix="stop podwatch there, wait 15 minutes, then archive")
-        return beat.said if beat is not None else Heartbeat()
+        return active.said
 
     @property
     def _where(self) -> str:

@@ -7,21 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from podwatch.domain.errors import RemoteError
-from podwatch.domain.lease import Beat, Heartbeat
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.store.interfaces import LISTING_SECONDS, list_bounded
 from podwatch.store.inventory import SaveKey
 from podwatch.store.keys import MANIFEST, Kind, ObjectName, RunKeys
 from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.pointers import rank_pointers, read_pointers
-from podwatch.store.runs.reading import (
-    ArchiveRecord,
-    archived_at,
-    can_list,
-    read_heartbeat,
-    seconds_since_activity,
-    store_time,
-)
+from podwatch.store.runs.reading import Activity, ArchiveRecord, archived_at, can_list, read_heartbeat, store_time
 from podwatch.store.runs.summary import RunSummary, summarize
 
 _MOST_RUNS = 10_000
@@ -35,7 +27,6 @@ class RunListing:
     saves: set[SaveKey] = field(default_factory=set)
     size_bytes: int = 0
     oldest_wall: float | None = None
-    heartbeat_wall: float | None = None
     claim: tuple[int, float] | None = None
     """(generation, time) of the newest claim."""
     claims: set[int] = field(default_factory=set)
@@ -56,26 +47,28 @@ class RunListing:
                 self.claim = (name.generation, item.wall)
         elif name.kind in (Kind.DOCUMENT, Kind.EVIDENCE):
             self.names.add(name.rest)
-            if name.rest == "heartbeat.json":
-                self.heartbeat_wall = item.wall
 
 
 @dataclass(frozen=True, slots=True)
 class RunInStore:
-    """``alive``: seconds since a podwatch that can still guard the run showed itself; ``last`` and ``summary``: by its
-    last heartbeat; ``problem``: why the newest pointer cannot be used."""
+    """``problem``: why the newest pointer cannot be used; ``archived_wall``: None if it is not archived."""
 
     listing: RunListing
+    active: Activity
     newest_step: int | None = None
     problem: str = ""
-    last: Heartbeat = field(default_factory=Heartbeat)
-    summary: RunSummary | None = None
-    alive: float | None = None
     archived_wall: float | None = None
 
     @property
     def run_id(self) -> str:
         return self.listing.run_id
+
+    @property
+    def summary(self) -> RunSummary:
+        """By its last heartbeat."""
+        return summarize(
+            self.run_id, self.active.said, began_wall=self.listing.oldest_wall, written_wall=self.active.written_wall
+        )
 
 
 def list_run(store: Objects, keys: RunKeys) -> RunListing:
@@ -124,22 +117,10 @@ def _group(items: Iterable[ObjectInfo], prefix: str) -> dict[str, RunListing]:
 
 def _complete(store: Objects, keys: RunKeys, run: RunListing, wall: float) -> RunInStore:
     step, problem = newest_step(store, keys, run)
-    beat: Beat | None = None
-    if run.heartbeat_wall is not None:
-        beat = read_heartbeat(store, keys, wall)
-    now = store_time(store, wall)
-    said = beat.said if beat is not None else Heartbeat()
-    written = None if beat is None else now - beat.age
+    beat = read_heartbeat(store, keys, wall) if "heartbeat.json" in run.names else None
+    active = Activity(store_time(store, wall), beat, run.claim)
     record = f"config/{ArchiveRecord.FILE}" in run.names
-    return RunInStore(
-        run,
-        step,
-        problem,
-        said,
-        None if beat is None else summarize(run.run_id, said, began_wall=run.oldest_wall, written_wall=written),
-        seconds_since_activity(beat, run.claim, now),
-        archived_at(store, keys, beat, run.claim, now) if record else None,
-    )
+    return RunInStore(run, active, step, problem, archived_at(store, keys, active) if record else None)
 
 
 def newest_step(store: Objects, keys: RunKeys, run: RunListing) -> tuple[int | None, str]:

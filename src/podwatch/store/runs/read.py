@@ -6,16 +6,24 @@ from dataclasses import dataclass, field
 
 from podwatch.domain.earlier_attempts import LastEnd
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
-from podwatch.domain.lease import GONE, Beat, Control, Heartbeat, read_control
+from podwatch.domain.lease import GONE, Control, read_control
 from podwatch.domain.secrets import scrub_argv
 from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
-from podwatch.store.runs.find import list_run
+from podwatch.store.runs.find import RunInStore, list_run
 from podwatch.store.runs.judge import RunEvidence
-from podwatch.store.runs.reading import NewestSave, archived_at, newest_claim, read_heartbeat, read_newest, store_time
+from podwatch.store.runs.reading import (
+    Activity,
+    NewestSave,
+    archived_at,
+    read_activity,
+    read_heartbeat,
+    read_newest,
+    store_time,
+)
 from podwatch.store.runs.start import fetch_start
-from podwatch.store.runs.summary import RunSummary, StartedWith, summarize
+from podwatch.store.runs.summary import StartedWith
 from podwatch.store.verdict import read_verdict
 
 FRESH_SECONDS = 180.0
@@ -24,19 +32,19 @@ call."""
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRun:
-    """``steps``: of the checkpoints that the store holds. ``last``: the last verdict of a job."""
+class StoredRun(RunInStore):
+    """With what the run was started with, and what its newest checkpoint says. ``last``: the last verdict of a job."""
 
-    summary: RunSummary
     texts: StartedWith = field(default_factory=StartedWith)
-    newest_step: int | None = None
-    steps: tuple[int, ...] = ()
-    size_bytes: int = 0
     layout: str = ""
     lineage: str = ""
     wandb: Mapping[str, str] = field(default_factory=dict)
-    heartbeat_wall: float | None = None
     last: LastEnd | None = None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Of the checkpoints that the store holds."""
+        return tuple(sorted({step for step, _ in self.listing.saves}))
 
 
 def read_run(store: Objects, keys: RunKeys, wall: float) -> StoredRun:
@@ -46,21 +54,19 @@ def read_run(store: Objects, keys: RunKeys, wall: float) -> StoredRun:
         what, fix = f"the store holds nothing of run {keys.run_id}", "`podwatch runs list` shows the runs"
         raise HostError(what, where=f"{store.url}: {keys.root}", fix=fix)
     beat = read_heartbeat(store, keys, wall)
-    newest = read_newest(store, keys, claimed=0 if beat is None else beat.said.generation)
-    written = None if beat is None else store_time(store, wall) - beat.age
-    said = Heartbeat() if beat is None else beat.said
+    active = Activity(store_time(store, wall), beat, run.claim)
+    newest = read_newest(store, keys, claimed=active.said.generation)
     manifest, pointer = newest.manifest, newest.pointer
     return StoredRun(
-        summarize(keys.run_id, said, began_wall=run.oldest_wall, written_wall=written),
-        _started_with(store, keys, newest),
+        run,
+        active,
         None if pointer is None else pointer.step,
-        tuple(sorted({step for step, _ in run.saves})),
-        run.size_bytes,
-        "" if manifest is None else manifest.layout,
-        "" if pointer is None else pointer.lineage,
-        {} if pointer is None else pointer.wandb,
-        written,
-        read_verdict(store, keys).last,
+        newest.problem,
+        texts=_started_with(store, keys, newest),
+        layout="" if manifest is None else manifest.layout,
+        lineage="" if pointer is None else pointer.lineage,
+        wandb={} if pointer is None else pointer.wandb,
+        last=read_verdict(store, keys).last,
     )
 
 
@@ -88,26 +94,24 @@ def _started_with(store: Objects, keys: RunKeys, newest: NewestSave) -> StartedW
 def read_run_evidence(store: Objects, keys: RunKeys, wall: float) -> RunEvidence:
     """``wall``: this machine's clock in epoch seconds. Raises RemoteError if the store does not answer or refuses the
     key."""
-    beat = read_heartbeat(store, keys, wall)
-    newest = read_newest(store, keys, claimed=0 if beat is None else beat.said.generation)
-    doubtful = beat is None or beat.age > FRESH_SECONDS or beat.said.state in GONE
-    claim = newest_claim(store, keys) if doubtful else None
-    now = store_time(store, wall)
+    active = read_activity(store, keys, wall, fresh=FRESH_SECONDS)
+    newest = read_newest(store, keys, claimed=active.said.generation)
+    doubtful = active.beat is None or active.beat.age > FRESH_SECONDS or active.said.state in GONE
     return RunEvidence(
         keys.run_id,
-        beat=beat,
-        claim_age=None if claim is None else max(0.0, now - claim[1]),
+        beat=active.beat,
+        claim_age=active.claim_age,
         pointer=newest.pointer is not None and newest.pointer.step is not None,
         pointer_step=None if newest.pointer is None else newest.pointer.step,
         pointer_problem=newest.problem,
         stopped_by_control=_stopped(store, keys),
-        archived=doubtful and _is_archived(store, keys, beat, claim, now),
+        archived=doubtful and _is_archived(store, keys, active),
     )
 
 
-def _is_archived(store: Objects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float) -> bool:
+def _is_archived(store: Objects, keys: RunKeys, active: Activity) -> bool:
     try:
-        return archived_at(store, keys, beat, claim, now) is not None
+        return archived_at(store, keys, active) is not None
     except RemoteError as error:
         if error.transient:
             raise

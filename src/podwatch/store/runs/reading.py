@@ -62,8 +62,55 @@ def _small(store: Objects, key: str) -> bytes | None:
         return b""
 
 
-def newest_claim(store: Objects, keys: RunKeys) -> tuple[int, float] | None:
-    """(generation, time of the store) of the newest claim; None without one, and where the key cannot list."""
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """When a podwatch showed itself on a run: every age is by the store's clock, whose time was ``now``. ``claim``:
+    (generation, time) of the newest claim; None without one, and where the key cannot list."""
+
+    now: float
+    beat: Beat | None = None
+    claim: tuple[int, float] | None = None
+
+    @property
+    def said(self) -> Heartbeat:
+        """The last heartbeat; an empty one without any."""
+        return self.beat.said if self.beat is not None else Heartbeat()
+
+    @property
+    def written_wall(self) -> float | None:
+        """When the heartbeat was written."""
+        return None if self.beat is None else self.now - self.beat.age
+
+    @property
+    def claim_age(self) -> float | None:
+        return None if self.claim is None else max(0.0, self.now - self.claim[1])
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the heartbeat is of a lower generation than the newest claim."""
+        return self.beat is not None and self.claim is not None and self.claim[0] > self.beat.said.generation
+
+    @property
+    def seconds(self) -> float | None:
+        """Since a podwatch that can still guard the run showed itself; None if none did within ``ALIVE_SECONDS``, or
+        the last one has left, and none has claimed the run since."""
+        left = self.said.state in GONE
+        ages = [self.claim_age if not left or self.is_outdated else None]
+        ages.append(self.beat.age if self.beat is not None and not left else None)
+        age = min((age for age in ages if age is not None), default=ALIVE_SECONDS)
+        return age if age < ALIVE_SECONDS else None
+
+
+def read_activity(store: Objects, keys: RunKeys, wall: float, *, fresh: float = 0.0) -> Activity:
+    """``wall``: by this machine's clock. The claims, whose listing is billed, are not read where the heartbeat of a pod
+    that has not left is younger than ``fresh``. Raises RemoteError."""
+    beat = read_heartbeat(store, keys, wall)
+    answers = beat is not None and beat.age <= fresh and beat.said.state not in GONE
+    claim = None if answers else _newest_claim(store, keys)
+    return Activity(store_time(store, wall), beat, claim)
+
+
+def _newest_claim(store: Objects, keys: RunKeys) -> tuple[int, float] | None:
     try:
         claims = [(keys.parse(item.key), item.wall) for item in store.list(keys.claims)]
     except RemoteError as error:
@@ -72,18 +119,6 @@ def newest_claim(store: Objects, keys: RunKeys) -> tuple[int, float] | None:
         return None
     found = [(wall, name.generation) for name, wall in claims if name.kind is Kind.CLAIM]
     return None if not found else (max(found)[1], max(found)[0])
-
-
-def seconds_since_activity(beat: Beat | None, claim: tuple[int, float] | None, now: float) -> float | None:
-    """Seconds since a podwatch that can still guard the run showed itself; None if none did within ``ALIVE_SECONDS``,
-    or the last one has left, and none has claimed the run since."""
-    ages = [] if claim is None else [max(0.0, now - claim[1])]
-    if beat is not None and beat.said.state in GONE:
-        ages = ages if claim is not None and claim[0] > beat.said.generation else []
-    elif beat is not None:
-        ages.append(beat.age)
-    age = min(ages, default=ALIVE_SECONDS)
-    return age if age < ALIVE_SECONDS else None
 
 
 # -- pointer ---------------------------------------------------------------------------------------------------------
@@ -200,9 +235,7 @@ def record_key(keys: RunKeys) -> str:
     return keys.evidence("config") + ArchiveRecord.FILE
 
 
-def archived_at(
-    store: Objects, keys: RunKeys, beat: Beat | None, claim: tuple[int, float] | None, now: float
-) -> float | None:
+def archived_at(store: Objects, keys: RunKeys, active: Activity) -> float | None:
     """When the run was archived; None if it was not, or a pod has continued it since: then a heartbeat or a claim is
     newer. Raises RemoteError."""
     try:
@@ -211,5 +244,5 @@ def archived_at(
     except (IntegrityError, ObjectTooLarge):
         return None
     wall = record.archived_at if listed is None else listed
-    newest = max(now - beat.age if beat is not None else 0.0, claim[1] if claim is not None else 0.0)
+    newest = max(active.written_wall or 0.0, active.claim[1] if active.claim is not None else 0.0)
     return wall if wall is not None and record.run_id == keys.run_id and wall >= newest else None

@@ -1,1 +1,0 @@
-from tests.support.small_reserve import small_reserve  # noqa: F401 - a fixture
