@@ -283,7 +283,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "json": ("config.json", _inspected),
     "dcp index": (INDEX, _inspected),
     "torch values": ("model.pt", INSPECTOR.values),
-    "a tracker": ("latest", lambda p: wrong_trackers([Tracker(p, content=b"5")], PinnedTree([p.parent]))),
+    "a tracker": ("latest", lambda p: wrong_trackers([Tracker(p, content=b"7")], PinnedTree([p.parent]))),
     "the child's tracker": ("latest", lambda p: inspect_child._tracker(p).text),
     "a command's toml": ("run.toml", lambda p: Command(["x", "@", str(p)], Path("/")).documents),
     "a command's script": ("train.sh", lambda p: Command(["bash", str(p)]).programs),
