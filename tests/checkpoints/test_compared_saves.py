@@ -79,6 +79,17 @@ def test_one_between_two_that_agree_is_not_whole(tmp_path: Path) -> None:
     assert pod.look() == {10: "complete", 20: "writing", 30: "complete"}
 
 
+def test_where_the_end_is_marked_every_second_save_can_have_more(tmp_path: Path) -> None:
+    """An export at every second save: what has none of it is whole, too."""
+    pod = Pod(tmp_path)
+    for step in (10, 20, 30, 40):
+        directory = pod.save(step)
+        if step in (10, 30):
+            with_extra(directory)
+        found = pod.look()
+    assert set(found.values()) == {"complete"}
+
+
 def test_where_the_end_is_marked_and_the_writers_ended_it_is_whole(tmp_path: Path) -> None:
     pod = Pod(tmp_path)
     with_extra(pod.save(10))

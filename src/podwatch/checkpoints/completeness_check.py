@@ -122,7 +122,7 @@ class CompletenessChecker:
         self._windows = windows
         self._records = records
         self._refused: tuple[int, tuple[RecordedFile, ...]] | None = None
-        """The last save that lacked what those before it have, until another one is complete."""
+        """The last save that lacked what those before it have."""
         self.slow = False
         """The filesystem is a network filesystem, which shows changes late."""
         self.writers_ended = False
@@ -315,7 +315,6 @@ class CompletenessChecker:
         state.set = replace(state.set, completeness=Completeness.COMPLETE, save_id=save_id, reason="", settles_in=None)
         state.settled, state.moving, state.was = True, False, save_id
         self._records.note(self._record(state, step, found))
-        self._refused = None
 
     def _record(self, state: Known, step: int, found: tuple[PartFiles, ...]) -> CheckpointRecord:
         judgement = state.judgement

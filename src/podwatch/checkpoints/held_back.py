@@ -15,8 +15,7 @@ from podwatch.domain.starts import NOT_RECORDED, Origins
 
 NO_RECORDS = CheckpointRecords()
 _AHEAD = 2
-"""Save intervals: a log is read within seconds, so a save that is further above it was made by no training."""
-_NOT_SHOWN = "training has not shown this step"
+"""Save intervals: saves come one after the other, so one that is further above was made by no training."""
 
 
 def implausible(
@@ -26,29 +25,30 @@ def implausible(
     None: not known, and then only an impossible number is held against a checkpoint, and what was ``doubted`` before.
     ``trusted``: named by the operator, or from the store.
 
-    A log that counts epochs says nothing about checkpoints that count steps: a complete one must be in its reach.
+    The save before it shows how far training is, too: a log that is written late (a buffer, a line at every hundredth
+    step) must not refuse what training saves meanwhile. A log that counts epochs says nothing about checkpoints that
+    count steps: a complete one must be in its reach.
     """
     found: dict[int, str] = {}
     known: list[int] = []
     interval = 0
+    at = "" if shown is None else f": it is at step {shown}"
     for one in sorted(sets, key=lambda s: s.step):
-        reached = shown is not None and one.step <= shown
+        doubt = one.step in doubted and (shown is None or one.step > shown)
         if one.step >= NO_TRAINING and one.step not in trusted:
             found[one.step] = "the step number is impossibly high"
         elif not one.complete:
             continue
-        elif one.step in doubted and not reached and one.step not in trusted:
-            found[one.step] = _NOT_SHOWN
-        elif one.step not in trusted and known and _is_far(one.step, shown, known[0], interval):
-            found[one.step] = f"{_NOT_SHOWN}: it is at step {shown}"
+        elif one.step not in trusted and (doubt or _is_far(one.step, shown, known, interval)):
+            found[one.step] = f"training has not shown this step{at}"
         else:
             interval = max(interval, one.step - known[-1]) if len(known) > 1 else one.step - (known or [0])[-1]
             known.append(one.step)
     return found
 
 
-def _is_far(step: int, shown: int | None, first: int, interval: int) -> bool:
-    return shown is not None and first <= shown and step > shown + _AHEAD * interval
+def _is_far(step: int, shown: int | None, known: Sequence[int], interval: int) -> bool:
+    return bool(known) and shown is not None and known[0] <= shown and step > max(shown, known[-1]) + _AHEAD * interval
 
 
 class HeldBack:
