@@ -287,12 +287,12 @@ class CompletenessChecker:
         compared again."""
         if not (judgement.whole or judgement.lacks) or self._records.same_save(seen.step, own) is not None:
             return judgement
-        ends, compared = judgement.ends, self._layout.compared
-        files, records = compared(own), [replace(r, files=compared(r.files)) for r in self._records.all]
-        reason = judgement.reason or lacking(seen.step, files, records, ends=ends)
+        ends, files = judgement.ends, self._layout.compared(own)
+        before = (self._compared(r) for r in self._records.before(seen.step))
+        reason = judgement.reason or lacking(seen.step, files, before, ends=ends)
         if not reason or (seen.ended and ends is not SaveEnd.NONE):  # its end is marked: nothing more comes
             return _whole(judgement)
-        others = [r.files for r in records if r.step > seen.step]
+        others = [self._compared(r).files for r in self._records.all if r.step > seen.step]
         waited = seen.quiet >= self._patience(ends)
         if waited and self._refused is not None and self._refused[0] != seen.step:
             others.append(self._refused[1])
@@ -301,6 +301,9 @@ class CompletenessChecker:
         if waited:
             self._refused = seen.step, files
         return replace(judgement, outcome=InspectionOutcome.NOT_COMPLETE, lacks=True, reason=reason)
+
+    def _compared(self, record: CheckpointRecord) -> CheckpointRecord:
+        return replace(record, files=self._layout.compared(record.files))
 
     def _patience(self, ends: SaveEnd) -> float:
         """Seconds without a change after which no more files are expected of a save that lacks some."""

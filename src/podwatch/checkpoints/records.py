@@ -315,6 +315,10 @@ class CheckpointRecords:
         """Of the newest save of this step that is still here."""
         return self.known.get(step)
 
+    def before(self, step: int) -> Sequence[CheckpointRecord]:
+        """Those of lower steps with which the save of this step is compared."""
+        return [r for r in self.all if r.step < step][-_COMPARED:]
+
     def same_save(self, step: int, files: Sequence[RecordedFile]) -> CheckpointRecord | None:
         """The record of exactly this save, also of one that was away."""
         return next((r for r in self._all.values() if r.step == step and is_same_save(r, files)), None)
