@@ -45,9 +45,7 @@ class Daemon:
     def __post_init__(self) -> None:
         context = SimpleNamespace(tools=self, blame=Blame.UNKNOWN)
         state = SimpleNamespace(phase=self.phase, detail="the reason")
-        self.recovery = SimpleNamespace(
-            handle=None, context=context, state=state, desired=self.desired, runner=SimpleNamespace(ready=True)
-        )
+        self.recovery = SimpleNamespace(handle=None, context=context, state=state, desired=self.desired, settled=True)
         recovery = SimpleNamespace(standby=STANDBY, on_finished="stay", on_give_up="stay", final_sync=7200.0)
         self.settings = SimpleNamespace(
             recovery=recovery, gpu=SimpleNamespace(poll=2.0), sync=SimpleNamespace(store="b2://bucket")
