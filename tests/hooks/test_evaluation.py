@@ -16,8 +16,7 @@ from podwatch.config.loading import load_text
 from podwatch.domain.errors import HostError, UsageError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.snapshot import Desired
-from podwatch.hooks import evaluation, evaluations_in_one_stop
-from podwatch.hooks import evaluations_due as policy_module
+from podwatch.hooks import evaluation, evaluations_due, evaluations_in_one_stop
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluations_due import Result, Target
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
@@ -673,7 +672,7 @@ def test_no_error_of_it_reaches_recovery(tmp_path: Path, monkeypatch: pytest.Mon
         async with pod.running() as now:
             pod.site.on_pod[5] = "s5"
             await now.evaluations.request([5])
-            for number in range(policy_module.INTERRUPTED_AT_MOST):
+            for number in range(evaluations_due.INTERRUPTED_AT_MOST):
                 now.saved(10 + number)
                 await until(lambda number=number: pod.site.log.count("start") > number)
             await until(lambda: not now.evaluations.state.waiting)

@@ -15,8 +15,7 @@ from podwatch.domain.facts import StoreFacts
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.lease import Decision, LeaseAction
 from podwatch.domain.snapshot import Desired
-from podwatch.recovery import Phase
-from podwatch.recovery import perform as stop_for_evaluation
+from podwatch.recovery import Phase, perform
 from podwatch.recovery.perform import Outcome
 from tests.drivers.detection import judging
 from tests.support.recovery_world import GIB, Killed, Killer, Podwatch, World, death, finished
@@ -107,7 +106,7 @@ async def broken() -> None:
 async def test_work_that_fails_or_hangs_costs_no_training(
     world: World, act: Callable[[], Awaitable[None]], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_for_evaluation, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(perform, "WATCH_SECONDS", 0.01)
     podwatch = await running(world)
     work = Work(world, act)
     asked = asyncio.ensure_future(podwatch.recovery.requests.evaluate(work))
@@ -127,8 +126,8 @@ async def test_work_that_fails_or_hangs_costs_no_training(
 async def test_work_that_ignores_its_end_delays_training_by_a_bounded_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_for_evaluation, "WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(stop_for_evaluation, "END_SECONDS", 0.05)
+    monkeypatch.setattr(perform, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(perform, "END_SECONDS", 0.05)
     released = asyncio.Event()
 
     async def deaf() -> None:
@@ -220,7 +219,7 @@ async def test_an_operators_start_ends_it(world: World, request_: str) -> None:
 async def test_a_pause_ends_it_and_the_start_waits_for_the_end_of_the_pause(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_for_evaluation, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(perform, "WATCH_SECONDS", 0.01)
     podwatch = await running(world)
     work, asked = await in_the_middle(world, podwatch)
     podwatch.recovery.context.pausing = True
@@ -258,7 +257,7 @@ class Lease:
 async def test_a_run_that_another_pod_takes_over_meanwhile_is_not_started(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop_for_evaluation, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(perform, "WATCH_SECONDS", 0.01)
     lease = Lease()
     podwatch = await running(world, lease=lease)
     work, asked = await in_the_middle(world, podwatch)

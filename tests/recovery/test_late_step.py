@@ -11,7 +11,7 @@ from podwatch.config.settings import GpuSettings, RecoverySettings
 from podwatch.domain.finding import FindingKind
 from podwatch.domain.run_state import RestartHistory, RunState
 from podwatch.recovery.context import Notes
-from podwatch.recovery.recovery import Confirmation
+from podwatch.recovery.follow_attempt import AttemptFollower
 from podwatch.recovery.state import Phase
 from tests.support.clock import ManualClock
 
@@ -33,6 +33,6 @@ def test_a_step_of_a_start_that_was_counted_as_failed_takes_nothing_back(counted
     file = SimpleNamespace(note=note, record_soon=lambda: None)
     context.tools = SimpleNamespace(clock=clock, settings=settings, run_file=file)
     snapshot = SimpleNamespace(trainer=SimpleNamespace(value=None), at=1000.0)
-    Confirmation(cast(Any, context)).watch(cast(Any, snapshot), ALONE)
+    AttemptFollower(cast(Any, context)).watch(cast(Any, snapshot), ALONE)
     assert context.run.history.gave_up is gave_up
     assert [f.kind for f in context.notes.all if f.kind is FindingKind.GAVE_UP] == []

@@ -47,20 +47,20 @@ def _steps(text: str) -> list[int]:
 def _show_results(where: Where, *, as_json: bool) -> None:
     from podwatch.cli.offline import load, read_journal
     from podwatch.domain.times import rfc3339
-    from podwatch.hooks import evaluations_due as policy
+    from podwatch.hooks import evaluations_due
     from podwatch.journal.journal import Journal
 
     settings = load(where).evaluation
     with read_journal(where) as journal:
-        rows = policy.results_from_list(Journal.learned(journal, policy.RESULTS_KEY))
-    top = policy.best(rows, settings.metric, lower=settings.lower_is_better) if settings.metric else None
+        rows = evaluations_due.results_from_list(Journal.learned(journal, evaluations_due.RESULTS_KEY))
+    top = evaluations_due.best(rows, settings.metric, lower=settings.lower_is_better) if settings.metric else None
     if as_json:
         documents = [_document(r, best=r is top, at=rfc3339(r.wall)) for r in rows]
         print_json({"schema_version": 1, "metric": settings.metric or None, "results": documents})
     elif not rows:
         click.echo("no evaluation has ended yet (docs/hooks.md)")
     else:
-        click.echo("\n".join(_lines(rows, policy.columns(rows, settings.metric), top)))
+        click.echo("\n".join(_lines(rows, evaluations_due.columns(rows, settings.metric), top)))
 
 
 def _document(row: "Result", *, best: bool, at: str | None) -> dict[str, Any]:

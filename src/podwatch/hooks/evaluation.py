@@ -20,8 +20,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired
-from podwatch.hooks import evaluation_files, start_child
-from podwatch.hooks import evaluations_due as policy
+from podwatch.hooks import evaluation_files, evaluations_due, start_child
 from podwatch.hooks.evaluation_files import metrics_of, place_of
 from podwatch.hooks.evaluations_due import Result, Rules, State, Target
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom, StoppedTraining, Where
@@ -151,12 +150,12 @@ class Evaluations:
     async def load(self) -> None:
         """Continue what an earlier podwatch left. Without a state, only later events count."""
         journal = self._desk.journal
-        kept = policy.State.kept(await journal.run(Journal.learned, policy.STATE_KEY))
+        kept = evaluations_due.State.kept(await journal.run(Journal.learned, evaluations_due.STATE_KEY))
         last = await journal.run(Journal.events, limit=1)
         newest = last[-1].id if last else 0
         self.state = State(cursor=newest) if kept is None or kept.cursor > newest else kept
-        self.table = policy.results_from_list(await journal.run(Journal.learned, policy.RESULTS_KEY))
-        self.state, lost = policy.resumed(self.state)
+        self.table = evaluations_due.results_from_list(await journal.run(Journal.learned, evaluations_due.RESULTS_KEY))
+        self.state, lost = evaluations_due.resumed(self.state)
         await self._save(self.state)
         for target in lost:
             await self.keep(self._failed(target, "podwatch ended while it ran; it is not repeated"), target)
@@ -166,9 +165,9 @@ class Evaluations:
     async def _save(self, state: State) -> None:
         """Durable on return. Raises HostError."""
         value = state.to_json()
-        await self._desk.journal.run(Journal.learn, policy.STATE_KEY, value)
-        kept = await self._desk.journal.run(Journal.learned, policy.STATE_KEY)
-        if policy.State.kept(kept) != state:
+        await self._desk.journal.run(Journal.learn, evaluations_due.STATE_KEY, value)
+        kept = await self._desk.journal.run(Journal.learned, evaluations_due.STATE_KEY)
+        if evaluations_due.State.kept(kept) != state:
             raise HostError("the state of the evaluations cannot be recorded")
         self.state = state
 
@@ -185,17 +184,18 @@ class Evaluations:
             raise UsageError("there is no complete checkpoint yet", fix="wait for the first save")
         targets = tuple(Target(step, known[step]) for step in wanted)
         async with self._changing:
-            await self._save(policy.requested(self.state, targets))
+            await self._save(evaluations_due.requested(self.state, targets))
         self._wake.set()
         return targets
 
     def findings(self, at: float) -> tuple[Finding, ...]:
         found: tuple[Finding, ...] = ()
         if self._held_back and self.state.waiting and at - self._held_since > HELD_SECONDS:
-            text = f"podwatch does not stop training to evaluate {policy.named(self.state.waiting)}: {self._held_back}"
+            waiting = evaluations_due.named(self.state.waiting)
+            text = f"podwatch does not stop training to evaluate {waiting}: {self._held_back}"
             fix = 'if that does not end: free some disk space, or set [evaluation] gpus = "free" or "none"'
             found = (Finding(FindingKind.EVALUATION_WAITING, Severity.INFO, text, at, fix),)
-        if self.state.failures < policy.FAILING_AFTER:
+        if self.state.failures < evaluations_due.FAILING_AFTER:
             return found
         text = f"the last {self.state.failures} evaluations failed: {self.state.why}"
         fix = f"read the output in {self._desk.state / 'evaluation.log'}; `podwatch eval --steps N` tries it again"
@@ -244,7 +244,7 @@ class Evaluations:
 
     @property
     def _at_end(self) -> bool:
-        return any(target.why == policy.END for target in self.state.waiting)
+        return any(target.why == evaluations_due.END for target in self.state.waiting)
 
     async def _last_is_open(self) -> bool:
         """Whether training has ended, and a checkpoint newer than those that were reported can still become complete:
@@ -263,7 +263,7 @@ class Evaluations:
             return ""
         with contextlib.suppress(PodwatchError):  # the loop's own try reports it
             await self._gather()
-        target = policy.last(self.state)
+        target = evaluations_due.last(self.state)
         if target is not None:
             return f"the evaluation of step {target.step}"
         return "the last checkpoint, to evaluate it" if await self._last_is_open() else ""
@@ -278,7 +278,9 @@ class Evaluations:
         self._wake.set()
 
     def complain(self, why: str) -> None:
-        self.state = replace(self.state, failures=max(self.state.failures, policy.FAILING_AFTER), why=scrub(why))
+        self.state = replace(
+            self.state, failures=max(self.state.failures, evaluations_due.FAILING_AFTER), why=scrub(why)
+        )
 
     async def _gather(self) -> None:
         """Take the events since the last look into account."""
@@ -288,7 +290,7 @@ class Evaluations:
                 state = self.state
                 page = await journal.run(Journal.events, after_id=state.cursor, limit=PAGE)
                 for event in page:
-                    state = policy.on_event(state, event, self._rules)
+                    state = evaluations_due.on_event(state, event, self._rules)
                 if state != self.state:
                     quiet = replace(state, cursor=self.state.cursor) == self.state
                     if quiet:  # only the cursor: it is written with the next change
@@ -336,7 +338,7 @@ class Evaluations:
         """Repeat the evaluations that did not come to their end, and those (``also``) for which training was stopped in
         vain; or give them up and record that they failed."""
         async with self._changing:
-            state, lost = policy.resumed(self.state, also)
+            state, lost = evaluations_due.resumed(self.state, also)
             if state == self.state:
                 return
             cut = (*self.state.running, *also)
@@ -353,7 +355,7 @@ class Evaluations:
         """Run it. Raises HostError if its begin cannot be recorded. ``keep`` its result once ``prepared`` has ended:
         when a result is reported, the files of the evaluation are deleted."""
         async with self._changing:
-            await self._save(policy.started(self.state, target))
+            await self._save(evaluations_due.started(self.state, target))
         return await self._run(prepared, where) if isinstance(prepared, Prepared) else prepared
 
     @contextlib.asynccontextmanager
@@ -372,7 +374,7 @@ class Evaluations:
     async def no_room(self) -> str:
         """Why the disk has no room for an evaluation now; empty if it has, or cannot be read."""
         room = await self._site.room()
-        if room.free is None or policy.enough_room(room.free, room.needed):
+        if room.free is None or evaluations_due.enough_room(room.free, room.needed):
             return ""
         return f"the disk has {format_size(room.free)} free; {_KEPT.format(_size(room))}"
 
@@ -406,13 +408,13 @@ class Evaluations:
             "output": str(output),
         }
         missing = {
-            "weights": policy.no_weights(
+            "weights": evaluations_due.no_weights(
                 str(about.get("layout") or "?"), str(about.get("convert") or ""), str(about.get("note") or "")
             )
         }
         try:
-            argv = policy.fill(self.settings.command, values, missing)
-        except policy.MissingValue as error:
+            argv = evaluations_due.fill(self.settings.command, values, missing)
+        except evaluations_due.MissingValue as error:
             return self._failed(target, str(error), source)
         return Prepared(target, argv, {**about, **values}, output, source)
 
@@ -470,7 +472,7 @@ class Evaluations:
                 if task.done():
                     return task.result()
                 room = await self._site.room()
-                if room.free is not None and not policy.enough_room(room.free, room.needed):
+                if room.free is not None and not evaluations_due.enough_room(room.free, room.needed):
                     return start_child.Result(None, problem=_too_little(room))
         finally:
             if not task.done():
@@ -498,11 +500,11 @@ class Evaluations:
         settings, journal = self.settings, self._desk.journal
         worse = None
         if settings.metric:
-            worse = policy.regression(
+            worse = evaluations_due.regression(
                 self.table, result, settings.metric, lower=settings.lower_is_better, tolerance=settings.regression
             )
-        self.table = policy.with_result(self.table, result)
-        await journal.run(Journal.learn, policy.RESULTS_KEY, [row.to_json() for row in self.table])
+        self.table = evaluations_due.with_result(self.table, result)
+        await journal.run(Journal.learn, evaluations_due.RESULTS_KEY, [row.to_json() for row in self.table])
         async with self._changing:
             failures = 0 if result.ok else self.state.failures + 1
             left = tuple(t for t in self.state.running if t != target)
@@ -531,8 +533,8 @@ class Evaluations:
 
     @property
     def best(self) -> Result | None:
-        there = policy.with_earlier((*self._site.local(), *self._site.stored()), self.state.again)
-        return policy.best(self.table, self.settings.metric, lower=self.settings.lower_is_better, there=there)
+        there = evaluations_due.with_earlier((*self._site.local(), *self._site.stored()), self.state.again)
+        return evaluations_due.best(self.table, self.settings.metric, lower=self.settings.lower_is_better, there=there)
 
     def best_text(self) -> str:
         """The best result, for the heartbeat; empty if there is none."""
@@ -547,7 +549,7 @@ class Evaluations:
             return
         top = self.best
         with contextlib.suppress(PodwatchError):  # tried again after the next evaluation
-            await self._site.keep_best(top, "" if top is None else f"{policy.BEST_PIN}: {self._value(top)}")
+            await self._site.keep_best(top, "" if top is None else f"{evaluations_due.BEST_PIN}: {self._value(top)}")
 
 
 NO_RESULTS: Final = "it wrote no JSON with numbers: neither results.json in {output} nor as the last line of its output"

@@ -18,7 +18,7 @@ from podwatch.config.settings import EvaluationSettings
 from podwatch.config.trusted_files import check_trusted
 from podwatch.config.units import format_size
 from podwatch.domain.errors import ConfigurationError, HostError
-from podwatch.hooks import evaluations_due as policy
+from podwatch.hooks import evaluations_due
 from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry
 
 RESULT_BYTES: Final = 4 << 20
@@ -120,11 +120,11 @@ def metrics_of(output: Path, tail: str) -> dict[str, float]:
     for path in (output / "results.json", *_newest_first(output)):
         text = _read(path)
         if text is not None:
-            return policy.flatten(json.loads(text))
+            return evaluations_due.flatten(json.loads(text))
     for line in reversed(tail.splitlines()):
         if line.strip():
             with contextlib.suppress(ValueError, RecursionError):
-                return policy.flatten(json.loads(line))
+                return evaluations_due.flatten(json.loads(line))
             return {}
     return {}
 

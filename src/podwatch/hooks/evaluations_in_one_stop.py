@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.snapshot import Desired
-from podwatch.hooks import evaluations_due as policy
+from podwatch.hooks import evaluations_due
 from podwatch.hooks.evaluations_due import Result, Target
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Batch:
 
     @property
     def title(self) -> str:
-        return policy.named(self._targets)
+        return evaluations_due.named(self._targets)
 
     @property
     def most_seconds(self) -> float:
@@ -143,8 +143,8 @@ class StoppedTraining:
             if target not in owner.state.waiting:  # a newer one replaced it
                 await self._release(target)
         self._fetch_next(local)
-        ready = policy.ready(owner.state, local, self._fetched)
-        targets = policy.stop_for(owner.state, ready, self._desk.clock.wall(), site.desired)
+        ready = evaluations_due.ready(owner.state, local, self._fetched)
+        targets = evaluations_due.stop_for(owner.state, ready, self._desk.clock.wall(), site.desired)
         refused = site.stop_refused()
         if targets and not refused and site.desired is Desired.RUNNING:
             refused = await owner.no_room()  # known before training stops for nothing
@@ -190,10 +190,12 @@ class StoppedTraining:
         """The targets that are not here: those in the store, and those that have been missing for so long that the
         attempt to fetch them says why."""
         now, stored = self._desk.clock.monotonic(), self._site.stored()
-        absent = [t for t in self._owner.state.waiting if t not in self._fetched and not policy.among(t, local)]
+        absent = [
+            t for t in self._owner.state.waiting if t not in self._fetched and not evaluations_due.among(t, local)
+        ]
         self._missing = {t: self._missing.get(t, now) for t in absent}
         for target in absent:
-            if policy.among(target, stored) or now - self._missing[target] > MISSING_SECONDS:
+            if evaluations_due.among(target, stored) or now - self._missing[target] > MISSING_SECONDS:
                 yield target
 
     async def _fetch(self, target: Target) -> None:

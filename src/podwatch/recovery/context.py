@@ -146,7 +146,7 @@ class OpenFailure:
 
 
 class RecoveryContext:
-    """One per run. Operations change it one at a time; the sensing loop and status read it."""
+    """One per run. Actions change it, one at a time; the sensing loop and status read it."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.scan import scan_part
@@ -26,9 +25,6 @@ from podwatch.recovery.start_entries import entered
 from podwatch.recovery.state import GangStart, Phase, newest_step
 from podwatch.system.procfs import patiently
 from podwatch.trainer.base import CannotExecute, TrainerHandle
-
-if TYPE_CHECKING:
-    pass
 
 LITTER_SECONDS = 30.0
 """Limit for finding stale files; a start does not wait longer for it."""
