@@ -45,7 +45,7 @@ def test_a_silent_death_is_healed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "FAULT: SIGKILL to VLLM::EngineCore",
         "died silently",
         "verified byte by byte",
-        "complete checkpoints",
+        "complete checkpoint",
     ):
         assert words in text
     assert "\x1b" not in text

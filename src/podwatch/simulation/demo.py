@@ -17,6 +17,7 @@ from types import FrameType
 
 from podwatch.config.loading import load_settings
 from podwatch.domain.event import EventName
+from podwatch.domain.finding import counted
 from podwatch.simulation.pod import Pod, Shape, require_linux
 from podwatch.simulation.verify import DemoFailed, Screen, Watching, prove_local, prove_store
 from podwatch.store.keys import RunKeys
@@ -214,7 +215,7 @@ def _prove(stage: Stage) -> None:
     pod, watching, result = stage.pod, stage.watching, stage.result
     complete = len({event.fields.get("step") for event in watching.all(EventName.CHECKPOINT_COMPLETE)})
     pruned = sum(int(e.fields.get("count") or 1) for e in watching.all(EventName.PRUNED))
-    sets_gone = len(_whole_sets_removed(stage))
+    removed = _whole_sets_removed(stage)
     code = pod.stop_daemon()
     alive = pod.engine_pid() is not None
     result.add(
@@ -237,8 +238,9 @@ def _prove(stage: Stage) -> None:
         result.add("store", False, problem)
     result.add(
         "pruned",
-        True,
-        f"{pruned} removals ({sets_gone} complete checkpoints); disk at most {watching.worst_used_ratio:.0%} full",
+        removed <= set(store.verified),  # nothing goes that the store does not have
+        f"{counted(pruned, 'removal')} ({counted(len(removed), 'complete checkpoint')}); disk at most"
+        f" {watching.worst_used_ratio:.0%} full",
     )
 
 

@@ -255,6 +255,7 @@ class Pod:
             "inference.timeout": 1.0,
             "checkpoints.rescan": shape.seconds(1.0),
             "checkpoints.settle": shape.seconds(0.4),
+            "checkpoints.settle_tracker": shape.seconds(0.4),
             "checkpoints.settle_weak": 2.0,
             "hang.k": 2.0,
             "sync.sweep": shape.seconds(5.0),
