@@ -167,6 +167,7 @@ def test_it_adopts_restarts_and_returns_to_disk(rig: Rig, elsewhere: Path, name:
             assert sorted(p.name for p in elsewhere.rglob("step_*")) == stored, "something was published"
             events = {e["podwatch_event"] for e in daemon.events()[seen:]}
             assert not events & {"pruned", "published", "upload-started", "remote-pruned"}, events
+        guards(daemon, says_what, publishes=name == "locked")  # what was over before it was said needs no event
         back = len(daemon.events())
     returned(daemon, back)
     if name != "locked":
