@@ -15,7 +15,7 @@ from tests.support import forking
 
 pytestmark = pytest.mark.slow
 
-VERDICT = "tell('PODWATCH_END=1')\nsys.exit({code})"
+VERDICT = "tell('PODWATCH_END={code}')\nsys.exit({code})"
 PIPE = "PODWATCH_JOB_PIPE"
 SUPERVISOR = """
 import os, select, signal, sys, time
@@ -134,7 +134,7 @@ def test_a_signal_reaches_daemon_and_training_at_once_and_repeats_change_nothing
 
 def test_a_verdict_that_was_reached_before_the_signal_counts(box: JobBox) -> None:
     body = (
-        "signal.signal(signal.SIGTERM, lambda *_: (tell('PODWATCH_END=1'), os._exit(0)))\nopen(where + '/set', 'w')\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (tell('PODWATCH_END=0'), os._exit(0)))\nopen(where + '/set', 'w')\n"
     )
     process = box.job(body + SERVE)
     until((box.root / "set").exists)

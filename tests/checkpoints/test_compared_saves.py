@@ -65,7 +65,7 @@ def test_one_that_differs_is_kept_and_complete_once_a_second_one_agrees(tmp_path
     assert pod.look() == {10: "complete", 20: "writing"}
     (alone,) = [s for s in pod.catalogue.sets if s.step == 20]
     assert alone.unclear, "reported, and never removed"
-    assert alone.reason == f"{EXTRA} is missing, which the saves around it have"
+    assert alone.reason == f"it has 0 files like checkpoint/{EXTRA}, step 10 has 1"
     pod.save(30)
     assert pod.look() == {10: "complete", 20: "complete", 30: "complete"}
 
@@ -77,6 +77,17 @@ def test_one_between_two_that_agree_is_not_whole(tmp_path: Path) -> None:
         if step != 20:
             with_extra(directory)
     assert pod.look() == {10: "complete", 20: "writing", 30: "complete"}
+
+
+def test_where_the_end_is_marked_every_second_save_can_have_more(tmp_path: Path) -> None:
+    """An export at every second save: what has none of it is whole, too."""
+    pod = Pod(tmp_path)
+    for step in (10, 20, 30, 40):
+        directory = pod.save(step)
+        if step in (10, 30):
+            with_extra(directory)
+        found = pod.look()
+    assert set(found.values()) == {"complete"}
 
 
 def test_where_the_end_is_marked_and_the_writers_ended_it_is_whole(tmp_path: Path) -> None:

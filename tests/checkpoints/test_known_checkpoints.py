@@ -20,7 +20,6 @@ from podwatch.domain.errors import HostError
 from tests.drivers.checkpoints import custom_layout, hf_layout, one_reader, prime_rl_layout
 from tests.support.checkpoints import (
     ManualClock,
-    dcp_operations,
     finish,
     hf_operations,
     orchestrator_operations,
@@ -528,54 +527,3 @@ def test_network_filesystems_are_known_by_their_type(tmp_path: Path) -> None:
 
 
 # -- saves that are rejected ------------------------------------------------------------------------------------------
-
-
-def half(out: Path, step: int, at: float) -> None:
-    """A save of which the trainer wrote the shard and no ``.metadata``, at this wall time."""
-    finish(orchestrator_operations(out / "run_default" / "checkpoints" / f"step_{step}" / "orchestrator", step, "A"))
-    trainer = out / "checkpoints" / f"step_{step}" / "trainer"
-    take(dcp_operations(trainer, 2000), 4)
-    for root in (trainer, out / "run_default" / "checkpoints" / f"step_{step}"):
-        for path in (*root.rglob("*"), root):
-            os.utime(path, (at, at))
-
-
-def test_a_save_that_a_newer_one_has_overtaken_is_not_written_any_more(out: Path) -> None:
-    """A trainer that waits for its saves: known long before the cut-off, and only reported."""
-    bench = prime(out)
-    write_prime_rl_step(out, 5, "A")
-    began = bench.clock.wall()
-    half(out, 10, began)
-    bench.poll()
-    sets = bench.poll(2 * WEAK)
-    assert (sets[10].completeness, sets[10].overtaken) == (Completeness.WRITING, False), "no newer one has begun"
-    half(out, 15, began + 2 * WEAK)
-    bench.poll(1.0)
-    sets = bench.poll(1.0)
-    assert (sets[10].completeness, sets[10].overtaken) == (Completeness.WRITING, True)
-    assert not sets[15].overtaken
-    assert ".metadata is missing: the save has not finished" in sets[10].reason
-
-
-def test_a_save_beside_one_that_began_before_its_last_change_may_still_be_written(out: Path) -> None:
-    bench = prime(out)
-    write_prime_rl_step(out, 5, "A")
-    began = bench.clock.wall()
-    half(out, 15, began)
-    half(out, 10, began + 5.0)  # changed after the newer one had begun
-    bench.poll()
-    assert not bench.poll(2 * WEAK)[10].overtaken
-
-
-def test_nothing_is_overtaken_where_a_trainer_may_save_asynchronously(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout = prime_rl_layout(out)
-    monkeypatch.setattr(Layout, "saves_block", False)
-    bench = Bench(layout)
-    write_prime_rl_step(out, 5, "A")
-    began = bench.clock.wall()
-    half(out, 10, began)
-    half(out, 15, began + 5.0)
-    bench.poll()
-    assert not bench.poll(2 * WEAK)[10].overtaken

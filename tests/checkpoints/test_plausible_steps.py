@@ -1,12 +1,13 @@
-"""A stray step directory is not believed, and a real checkpoint is never refused."""
+"""A stray step directory is not believed, and a real checkpoint is never refused for longer than its step is unseen."""
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.checkpoints.held_back import HeldBack
-from podwatch.checkpoints.implausible_steps import NO_TRAINING, StepEvidence, implausible
-from podwatch.checkpoints.records import CheckpointRecords
-from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
+from podwatch.checkpoints.held_back import HeldBack, implausible
+from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, RecordedFile, RecordSource
+from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.recovery.choose import choose
@@ -15,58 +16,59 @@ STRAY = 99999999999999999
 LINE = Lineage("b")
 
 
-def saved(step: int, wall: float | None = None, save_id: str = "") -> CheckpointSet:
-    wall = float(step) if wall is None else wall
-    return CheckpointSet(step, "hf", Completeness.COMPLETE, (), 1, 1, wall, save_id or f"s{step}-{wall}")
+def saved(step: int, save_id: str = "") -> CheckpointSet:
+    return CheckpointSet(step, "hf", Completeness.COMPLETE, (), 1, 1, float(step), save_id or f"s{step}")
 
 
-def odd(*sets: CheckpointSet, **evidence: object) -> list[int]:
-    return sorted(implausible(sets, StepEvidence(**evidence)))  # type: ignore[arg-type]
+def odd(
+    *steps: int, shown: int | None = None, doubted: tuple[int, ...] = (), trusted: tuple[int, ...] = ()
+) -> list[int]:
+    return sorted(implausible([saved(n) for n in steps], shown, doubted=doubted, trusted=trusted))
 
 
-def test_the_stray_is_implausible_with_any_evidence_or_none() -> None:
-    assert odd(saved(STRAY)) == [STRAY]
-    assert odd(saved(100), saved(STRAY)) == [STRAY]
-    assert odd(saved(100), saved(105), saved(STRAY), target=1000, trained=107) == [STRAY]
+def test_an_impossible_number_is_implausible_with_any_knowledge_or_none() -> None:
+    assert odd(STRAY) == odd(100, STRAY) == odd(100, 105, STRAY, shown=107) == [STRAY]
+    assert odd(STRAY, trusted=(STRAY,)) == []
 
 
-def test_a_checkpoint_about_which_nothing_is_known_stays_usable() -> None:
-    assert odd(saved(1000)) == []
-    assert odd(saved(20_251_122)) == []
-    assert odd(saved(1000), target=500) == [], "a lower target was configured since"
-    assert odd(saved(0), saved(11), target=1) == [], "it saves less often than that"
-    assert odd(saved(10), saved(4000)) == [], "a trial of a few steps beside the run"
-    assert odd(saved(1), saved(150_000)) == [], "the first save beside the last"
-    assert odd(saved(30_000), trained=3) == [], "the log counts epochs"
-    assert odd(saved(30_000), saved(31_000), trained=3, step_seconds=1.0) == []
+def test_a_save_far_above_what_training_shows_is_held_until_it_shows_it() -> None:
+    assert odd(100, 105, 110, 5000, shown=112) == [5000]
+    assert odd(100, 105, 110, 5000, shown=5000) == []
+    assert odd(100, 105, 110, 123, shown=112) == [123]
+    assert odd(100, 105, 110, 122, shown=112) == [], "two save intervals above it"
+    assert odd(100, 105, 110, 5000, 5005, 5010, shown=112) == [5000, 5005, 5010], "they do not prove each other"
+    assert odd(100, 105, 110, 5000, shown=112, trusted=(5000,)) == []
 
 
-def test_a_lone_outlier_far_above_a_cluster_is_implausible() -> None:
-    assert odd(saved(100), saved(105), saved(110), saved(999_999)) == [999_999]
-    assert odd(saved(100), saved(105), saved(110), saved(5000), target=200) == [5000]
-    assert odd(saved(100), saved(105), saved(110), saved(5000), target=6000) == []
+def test_a_log_that_is_late_refuses_no_save() -> None:
+    """A buffer of 8 KiB holds a hundred steps; a restart from below what it hides would lose them."""
+    saves = range(100, 300, 5)
+    assert odd(*saves, shown=100) == odd(*saves, shown=150) == []
+    assert odd(*saves, 5000, shown=100) == [5000]
+    assert odd(*saves, 306, shown=100) == [306]
 
 
-def test_the_speed_of_training_says_how_far_it_can_be() -> None:
-    run = {"trained": 112, "trained_wall": 1000.0, "step_seconds": 30.0}
-    sets = [saved(n, float(n)) for n in (100, 105, 110)]
-    assert odd(*sets, saved(5000, 1010.0), **run) == [5000]
-    assert odd(*sets, saved(115, 1010.0), saved(120, 1020.0), **run) == []
-    hours = 8 * 3600.0
-    assert odd(saved(110), saved(1000, 1000 + hours), saved(1005, 1000 + hours), **run) == [], "podwatch was away"
+def test_where_no_step_is_visible_nothing_is_held() -> None:
+    assert odd(1000) == odd(20_251_122) == odd(100, 105, 110, 999_999) == []
+    assert odd(30_000, shown=3) == odd(30_000, 31_000, shown=3) == [], "the log counts epochs"
+    assert odd(5, shown=2) == [], "the first save"
 
 
-def test_what_was_doubted_stays_doubted_until_it_is_saved_again_or_named() -> None:
-    stray = saved(500, 10.0, "stray")
-    doubted = frozenset({(500, "stray")})
-    assert odd(saved(490), stray, trained=505, doubted=doubted) == [500]
-    assert odd(saved(490), saved(500, 20.0, "again"), trained=505, doubted=doubted) == []
-    assert odd(saved(490), stray, trained=505, doubted=doubted, believed=doubted) == []
+def test_one_that_is_not_complete_is_not_judged_by_its_distance() -> None:
+    writing = replace(saved(5000), completeness=Completeness.WRITING)
+    assert implausible([saved(100), saved(105), writing], 106) == {}
+
+
+def test_what_was_doubted_stays_doubted_until_training_shows_it() -> None:
+    assert odd(490, 500, doubted=(500,)) == odd(490, 500, shown=491, doubted=(500,)) == [500]
+    assert odd(490, 500, shown=500, doubted=(500,)) == []
+    assert odd(490, 500, doubted=(500,), trusted=(500,)) == []
 
 
 def test_it_is_neither_the_newest_nor_chosen_and_alone_it_is_asked_about() -> None:
     held = HeldBack()
-    held.explain(StepEvidence(trained=12))
+    held.show(12)
+    held.show(11)
     sets = held.mark([saved(5), saved(10), saved(STRAY)])
     assert [s.held_as for s in sets] == [None, None, HeldAs.IMPLAUSIBLE]
     for newest in (newest_complete(sets), newest_whole(sets)):
@@ -79,68 +81,59 @@ def test_it_is_neither_the_newest_nor_chosen_and_alone_it_is_asked_about() -> No
     assert choose([], [StoredCheckpoint(STRAY, "r", "b", 1, 1)], lineage=LINE).source == "none"
     assert choose([saved(5)], [StoredCheckpoint(STRAY, "r", "b", 1, 1)], lineage=LINE).step == 5
     assert not held.mark(sets[:2])[0].held
-    records = CheckpointRecords()
-    records.decided = {(STRAY, sets[-1].save_id): ""}
-    assert held.mark([saved(STRAY)], records)[0].held_as is None
 
 
-History = tuple[int, int, float, list[int], int, bool, int | None]
-histories = st.tuples(
+def test_a_record_says_what_an_earlier_podwatch_doubted_and_whom_the_operator_named() -> None:
+    records, sets = CheckpointRecords(), [saved(n) for n in (100, 105, 500)]
+    for one in sets:
+        files = (RecordedFile("checkpoint", "model.pt", 1, 1),)
+        records.note(CheckpointRecord(one.step, one.save_id, "hf", "b", files, float(one.step)))
+
+    def held(shown: int | None = None) -> list[int]:
+        found = HeldBack()
+        if shown is not None:
+            found.show(shown)
+        return [s.step for s in found.mark(sets, records) if s.held_as is HeldAs.IMPLAUSIBLE]
+
+    assert held() == []
+    assert held(107) == [500]
+    records.change((500, "s500"), doubted=True)
+    assert held() == [500], "another podwatch, which knows no step of training yet"
+    records.change((500, "s500"), released=True)
+    assert held(107) == []
+    records.note(replace(records.known[500], released=False, source=RecordSource.RESTORED))
+    assert held(107) == [], "the store had it"
+
+
+@given(
     st.integers(0, 100_000),  # where the run was when podwatch saw it first
     st.integers(1, 5000),  # save interval
-    st.floats(0.01, 600.0),  # seconds for a step
     st.lists(st.integers(1, 300), min_size=1, max_size=8),  # saves that pass while podwatch is away
     st.integers(1, 5),  # checkpoints that the trainer keeps
-    st.booleans(),  # whether its log shows steps
-    st.one_of(st.none(), st.integers(1, 10**6)),
+    st.none() | st.integers(0, 200_000),  # how many steps its log is behind; None: it shows none
 )
-
-
-@given(histories)
-def test_what_training_saves_is_never_implausible(history: History) -> None:
-    first, interval, seconds, absences, keep, shows, target = history
-    step, wall = first - first % interval, 1e9
-    on_disk: list[CheckpointSet] = []
-    evidence = StepEvidence(target=target)
+def test_what_training_saves_is_never_implausible(
+    first: int, interval: int, absences: list[int], keep: int, behind: int | None
+) -> None:
+    step = first - first % interval
+    on_disk: list[int] = []
     for away in absences:
         for _ in range(away):
-            step, wall = step + interval, wall + interval * seconds
-            on_disk = [*on_disk, saved(step, wall)][-keep:]
-        # podwatch comes back: the log is not read yet
-        assert implausible(on_disk, evidence) == {}
-        if shows:
-            evidence = StepEvidence(target, trained=step + interval // 2, trained_wall=wall, step_seconds=seconds)
-        assert implausible(on_disk, evidence) == {}
+            step += interval
+            on_disk = [*on_disk, step][-keep:]
+        assert odd(*on_disk) == [], "podwatch comes back: the log is not read yet"
+        shown = None if behind is None else max(0, step + interval // 2 - behind)
+        assert odd(*on_disk, shown=shown) == []
+        step += interval
+        assert odd(*on_disk, step, shown=shown) == [], "the log is one save behind, or more"
 
 
-@given(histories, st.integers(NO_TRAINING, 10**18))
-def test_a_stray_changes_nothing_for_the_others(history: History, stray: int) -> None:
-    first, interval, seconds, _, keep, shows, target = history
-    on_disk = [saved(first + n * interval, 1e9 + n) for n in range(keep)]
-    trained = on_disk[-1].step if shows else None
-    evidence = StepEvidence(target, trained=trained, trained_wall=1e9, step_seconds=seconds)
-    assert sorted(implausible([*on_disk, saved(stray)], evidence)) == [stray]
-    assert choose(_marked(on_disk, stray, evidence), lineage=LINE).step == on_disk[-1].step
-
-
-def _marked(on_disk: list[CheckpointSet], stray: int, evidence: StepEvidence) -> tuple[CheckpointSet, ...]:
+@given(st.integers(1, 5000), st.integers(1, 5), st.booleans(), st.integers(NO_TRAINING, 10**18))
+def test_a_stray_changes_nothing_for_the_others(interval: int, keep: int, shows: bool, stray: int) -> None:
+    on_disk = [saved(interval * (7 + n)) for n in range(keep)]
     held = HeldBack()
-    held.explain(evidence)
-    return held.mark([*on_disk, saved(stray)])
-
-
-class Counted(int):
-    """A step that counts how often it is compared or subtracted."""
-
-    uses = 0
-
-    def __sub__(self, other: int) -> int:
-        Counted.uses += 1
-        return int(self) - int(other)
-
-
-def test_the_cost_grows_with_the_number_of_checkpoints_and_not_with_its_square() -> None:
-    sets = [saved(Counted(step)) for step in range(5, 3000, 5)]
-    Counted.uses = 0
-    assert implausible(sets, StepEvidence()) == {}
-    assert 0 < Counted.uses <= 2 * len(sets)
+    if shows:
+        held.show(on_disk[-1].step)
+    marked = held.mark([*on_disk, saved(stray)])
+    assert [s.step for s in marked if s.held] == [stray]
+    assert choose(marked, lineage=LINE).step == on_disk[-1].step

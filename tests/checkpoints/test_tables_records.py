@@ -221,12 +221,12 @@ def test_what_was_held_back_stays_so_until_the_operator_names_it(tmp_path: Path)
     first = begun()
     first.note(record(5))
     first.note(record(6))
-    first.hold((5, "save5"), "a second trainer")
-    first.hold((7, "none"), "a second trainer")
+    first.change((5, "save5"), held="a second trainer")
+    first.change((7, "none"), held="a second trainer")
     assert begun().decided == {(5, "save5"): "a second trainer"}
-    begun().release((5, "save5"))
+    begun().change((5, "save5"), released=True)
     after = begun()
-    after.hold((5, "save5"), "a second trainer")
+    after.change((5, "save5"), held="a second trainer")
     assert after.decided == {(5, "save5"): ""}
 
 
@@ -261,13 +261,12 @@ def test_a_full_disk_forgets_nothing_now(tmp_path: Path) -> None:
 # -- which start wrote it ----------------------------------------------------------------------------------------------
 
 
-def test_the_start_that_wrote_it_is_recorded_once_and_read_by_the_next(tmp_path: Path) -> None:
+def test_the_start_that_wrote_it_is_read_by_the_next(tmp_path: Path) -> None:
     records = CheckpointRecords(RecordFiles(tmp_path / "records", tmp_path / "copy"))
     records.begin("hf")
     records.note(record())
     assert records.origins == {(5, "save5"): Recorded()}
-    records.belongs((5, "save5"), "start-1")
-    records.belongs((5, "save5"), "start-2")
+    records.change((5, "save5"), start_id="start-1")
     again = CheckpointRecords(RecordFiles(tmp_path / "elsewhere", tmp_path / "copy"))
     again.begin("hf")
     assert again.origins == {(5, "save5"): Recorded("start-1")}, "the copy beside output_dir has it, too"
@@ -276,5 +275,5 @@ def test_the_start_that_wrote_it_is_recorded_once_and_read_by_the_next(tmp_path:
 def test_what_the_store_has_is_of_the_start_in_its_manifest() -> None:
     records = CheckpointRecords()
     records.note(record())
-    records.recognise((5, "save5"), "theirs", "line-1")
+    records.change((5, "save5"), source=RecordSource.RESTORED, start_id="theirs", branch="line-1")
     assert (records.origins, records.restored) == ({(5, "save5"): Recorded("theirs", True, "line-1")}, {(5, "save5")})

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from podwatch.checkpoints.formats.torch_zip import LEGACY_MAGIC
+from podwatch.checkpoints.held_back import HeldBack
 from podwatch.checkpoints.known_checkpoints import LOOK_AROUND, Catalogue
 from podwatch.checkpoints.records import CheckpointRecords, RecordFiles
 from podwatch.config.settings import CustomLayoutSettings
-from podwatch.domain.checkpoint import CheckpointSet, Completeness
+from podwatch.domain.checkpoint import CheckpointSet, Completeness, HeldAs
 from podwatch.domain.errors import HostError
+from podwatch.domain.run import Lineage
+from podwatch.recovery.choose import choose
 from tests.drivers.checkpoints import Layout, custom_layout, prime_rl_layout
 from tests.support.checkpoints import ManualClock, torch_zip_bytes, write_prime_rl_step
 
@@ -181,6 +184,55 @@ def test_a_hole_after_a_reboot_is_suspect_never_damaged(out: Path) -> None:
     assert after.poll(WEAK + 1)[5].complete, "it was sparse before, so holes say nothing"
 
 
+# -- a step that training has not shown -----------------------------------------------------------------------------
+
+
+def test_a_save_that_training_has_not_shown_is_kept_from_the_next_podwatch_too_and_the_operator_can_name_it(
+    out: Path, tmp_path: Path
+) -> None:
+    """podwatch and the trainer die before the log shows the step."""
+    for step in (5, 10, 500):
+        write_prime_rl_step(out, step, "B", size=64)
+    clock = ManualClock()
+
+    def held(*, shown: int | None = None, started_from: int | None = None) -> tuple[CheckpointSet, ...]:
+        """What a podwatch that starts now holds back."""
+        known = HeldBack()
+        known.started_from = started_from
+        if shown is not None:
+            known.show(shown)
+        catalogue = Catalogue(
+            prime_rl_layout(out), clock, settle=5.0, settle_weak=WEAK, records=kept(out, "one"), held_back=known
+        )
+        catalogue.rescan()
+        clock.advance(1000)
+        sets = catalogue.rescan()
+        assert [s.complete for s in sets] == [True] * len(sets)
+        assert not any(s.held for s in sets[:2])
+        return sets[2:]
+
+    assert not held()[0].held, "nothing is known of training"
+    assert "it is at step 12" in held(shown=12)[0].held
+    (after,) = held()
+    assert after.held_as is HeldAs.IMPLAUSIBLE
+    line = Lineage("b")
+    chosen = choose([after], lineage=line)
+    assert (chosen.source, chosen.rejected[0][0]) == ("none", 500), "never a fresh start over it"
+    assert "to use it, name the step" in chosen.reason
+    assert choose([after], lineage=line, wanted=500).step == 500
+
+    aside = tmp_path / "quarantine"
+    (out / "checkpoints/step_500").rename(aside)
+    assert held() == ()
+    aside.rename(out / "checkpoints/step_500")
+    assert held()[0].held, "it came back"
+    assert not held(started_from=500)[0].held
+    assert not held()[0].held, "and its record says so"
+    assert held(shown=12)[0].held
+    assert not held(shown=500)[0].held
+    assert not held()[0].held
+
+
 # -- holes, old formats, no marker ------------------------------------------------------------
 
 
@@ -243,7 +295,7 @@ def test_without_a_marker_the_file_set_is_learned_and_kept(out: Path) -> None:
     again.poll()
     found = again.poll(WEAK + 1)[15]
     assert not found.complete
-    assert "optimizer_#.pt is missing, which the saves around it have" in found.reason
+    assert "it has 0 files like checkpoint/optimizer_#.pt, step 10 has 1" in found.reason
     assert again.poll(6 * WEAK)[15].completeness is Completeness.WRITING, "it is kept"
     (out / "step_15" / "optimizer_15.pt").write_bytes(torch_zip_bytes({"a": 1}))
     again.poll()

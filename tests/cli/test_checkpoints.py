@@ -7,7 +7,6 @@ import time
 import pytest
 
 from podwatch.app import held_back_findings
-from podwatch.checkpoints.implausible_steps import StepEvidence
 from podwatch.checkpoints.second_writer import Span
 from podwatch.cli.checkpoints import table
 from podwatch.domain.run_state import RunState
@@ -126,8 +125,6 @@ def test_what_the_journal_holds_back_is_known_without_a_daemon(machine, branched
     stray = output / "step_99999999999999999"
     stray.mkdir()
     (stray / "model.bin").write_bytes(b"x" * 5000)
-    known = StepEvidence(trained=120, trained_wall=now, step_seconds=10.0)
-    journal.learn(held_back_findings.IMPLAUSIBLE_KEY, known.to_json())
     journal.close()
     marks, newest, _ = held_back(machine, config)
     assert newest == []

@@ -315,13 +315,3 @@ def test_the_examples_load(name: str) -> None:
     loaded = load_text(file.read_text(), file, environ={})
     assert loaded.settings.trainer.layout == name
     assert loaded.warnings == ()
-
-
-def test_free_gpus_need_those_of_training() -> None:
-    """Else every GPU can be training's: no evaluation would ever run, and a finished machine would wait for it."""
-    text = 'run_id = "r"\n[trainer]\noutput_dir = "/o"\n[evaluation]\ngpus = "free"\n'
-    command = 'command = ["true"]\n'
-    with pytest.raises(ConfigurationError, match=r"gpu\.inference or gpu\.trainer"):
-        load_text(text + command, None, environ={})
-    assert load_text(text, None, environ={}).settings.evaluation.gpus == "free", "nothing is evaluated"
-    assert load_text(f"{text}{command}[gpu]\ntrainer = [0]\n", None, environ={}).settings.gpu.trainer == (0,)

@@ -1,4 +1,4 @@
-"""Which checkpoints are evaluated, the table, the best and a regression: pure decisions."""
+"""Which checkpoints are evaluated, the table and the best: pure decisions."""
 
 import json
 import math
@@ -118,28 +118,6 @@ def test_the_best_by_its_direction_among_those_that_exist() -> None:
     assert evaluations_due.best(table, "acc", lower=True) == table[0]
     assert evaluations_due.best(table, "acc", lower=False, there={(5, "s5"), (15, "s15")}) == table[2]
     assert evaluations_due.best(table, "loss", lower=True) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "lower", "worse"), [(0.66, False, True), (0.68, False, False), (0.9, False, False), (0.75, True, True)]
-)
-def test_a_regression_is_worse_than_the_best_before_by_more_than_the_tolerance(
-    value: float, lower: bool, worse: bool
-) -> None:
-    table = (row(5, acc=0.7), row(30, acc=9.9 if not lower else -9.9))
-    found = evaluations_due.regression(table, row(20, acc=value), "acc", lower=lower, tolerance=0.05)
-    assert (found is not None) == worse
-    assert found is None or found[0].step == 5
-
-
-def test_a_regression_from_zero_and_a_failed_evaluation() -> None:
-    table = (row(5, loss=0.0),)
-    assert evaluations_due.regression(table, row(9, loss=0.1), "loss", lower=True, tolerance=0.05) == (
-        table[0],
-        math.inf,
-    )
-    assert evaluations_due.regression(table, row(9, loss=0.0), "loss", lower=True, tolerance=0.05) is None
-    assert evaluations_due.regression(table, row(9, ok=False), "loss", lower=True, tolerance=0.05) is None
 
 
 def test_numbers_by_their_path() -> None:

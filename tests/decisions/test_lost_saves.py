@@ -112,16 +112,6 @@ def test_checkpoints_that_cannot_be_read_are_the_reason_too() -> None:
     assert judged(Kept(sets)) == []
 
 
-def test_what_a_newer_save_has_overtaken_is_rejected_though_it_counts_as_being_written() -> None:
-    writing = made(10, Completeness.WRITING)
-    assert judged(Kept((writing, made(15)))) == []
-    sets = (made(5, Completeness.COMPLETE), replace(writing, overtaken=True), made(15))
-    (told,) = safekeeping((), Kept(sets, steps_at_risk=12), at=9.0)
-    assert (told.kind, told.severity) == (FindingKind.NOT_COMPLETE, WARNING)
-    assert "the newest complete one is step 5, 12 steps would be lost if training died now" in told.summary
-    assert f"step 10: abandoned by the trainer: {WHY}" in [f"{e.signal}: {e.value}" for e in told.evidence]
-
-
 def test_a_finished_run_waits_for_a_checkpoint_that_can_still_be_found_complete() -> None:
     """Its last one, while a disk of another node is not known: ending now would report that all is stored."""
     complete, half = made(5, Completeness.COMPLETE), made(10, Completeness.WRITING)

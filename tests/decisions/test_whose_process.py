@@ -14,9 +14,10 @@ from podwatch.trainer.rules import (
     SoughtRun,
     choose_trainer,
     classify_trees,
-    copies_of_environment,
     is_operators,
+    own_processes,
     to_signal,
+    writers_beside,
 )
 from tests.support.known_trainers import ROLES
 
@@ -448,11 +449,109 @@ def test_who_gave_a_process_the_trainers_environment() -> None:
         proc(81, 80, "python worker.py"),
     ]
     marked = {20, 21, 30, 31, 40, 50, 61, 71, 81}
-    assert copies_of_environment(marked, pod) == {30, 31, 40, 50, 61}
-    assert copies_of_environment({60, 61}, pod) == {60, 61}
     own = [replace(p, start_id="s7") if p.pid in marked else p for p in pod]
     answers = {t.top.pid for t in classify_trees(own, RUN) if t.answer is TreeAnswer.OWN}
-    assert answers == {20, 71, 81}, "the same rule tells which trees are a start's survivors"
+    assert answers == {20, 71, 81}
+    assert {p.pid for p in own_processes(own, RUN)} == {20, 21, 71, 81}
+
+
+# -- second writers ----------------------------------------------------------------------------------------------------
+
+OURS = proc(11, 10, "python train.py", group=11, session=11, start_id="s7", **GPU)
+BESIDE = replace(RUN, gpus=frozenset(), command=("python", "train.py"))
+
+
+def writers(*processes: PodProcess, above: tuple[int, ...] = ()) -> dict[int, bool]:
+    """pid of the top of a tree -> whether it is a second writer; without entry it is nothing."""
+    found = writers_beside([INIT, SHELL, *processes], BESIDE, {11}, {1, 10, *above})
+    return {tree.top.pid: tree.writes for tree in found}
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        proc(20, 1, "python own.py", writes=(SAVE,)),
+        proc(20, 1, "/opt/x", writes=(SAVE,), **GPU),
+        proc(20, 1, "python own.py", writes=(SAVE,), users=(999, 999)),
+        proc(20, 1, "python -m ipykernel_launcher -f k.json", writes=(SAVE,)),
+        proc(20, 1, TRAIN, **GPU),
+        proc(20, 1, TRAIN, cuda=True, gpus=frozenset({5})),
+        proc(20, 1, "torchrun x.py --output_dir outputs"),
+        proc(20, 1, TRAIN, age=3.0),
+        proc(20, 1, TRAIN, start_id="other", **GPU),
+    ],
+    ids=lambda one: " ".join(one.argv),
+)
+def test_a_second_writer_saves_trains_or_runs_our_script(process: PodProcess) -> None:
+    assert writers(process) == {20: True}
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        proc(20, 1, TRAIN, age=1.0),
+        proc(20, 1, f"python prepare.py --output_dir {OUT}", age=60.0),
+        proc(20, 1, f"torchrun eval.py --output_dir {OUT}", **GPU),
+        proc(20, 1, "PRIME-RL::Launcher", writes=(f"{OUT}/log",), cwd=OUT),
+    ],
+    ids=lambda one: " ".join(one.argv),
+)
+def test_one_that_may_write_is_no_second_writer_yet(process: PodProcess) -> None:
+    assert writers(process) == {20: False}
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        proc(20, 1, f"tail -f {OUT}/logs/rl.log"),
+        proc(20, 1, f"rsync -a /backup/ {OUT}/checkpoints", writes=(SAVE,)),
+        proc(20, 1, f"rsync -a /backup/ {OUT}/checkpoints", writes=(SAVE,), users=(999, 999)),
+        proc(20, 1, f"python -m tensorboard.main --logdir {OUT}"),
+        proc(20, 1, "bash", writes=(f"{OUT}/logs/rl.log",)),
+        proc(20, 1, f"vllm serve {OUT}", **GPU),
+        proc(20, 1, "python train.py --output_dir /work/another", cwd="/work", writes=("/work/another/x",), **GPU),
+        proc(20, 1, f"python train.py --resume {OUT}/checkpoints/step_40", cwd="/work", **GPU),
+        proc(20, 1, TRAIN, users=(1000, 1000), **GPU),
+    ],
+    ids=lambda one: " ".join(one.argv),
+)
+def test_readers_tools_and_strangers_are_no_writers(process: PodProcess) -> None:
+    assert writers(process) == {}
+
+
+def test_our_script_with_an_inference_server_of_its_own_is_a_second_writer() -> None:
+    server = proc(21, 20, "VLLM::EngineCore", **GPU)
+    assert writers(proc(20, 1, TRAIN, age=3.0), server) == {20: True}
+    assert writers(proc(20, 1, "python own.py", writes=(SAVE,)), server) == {20: True}
+    assert writers(proc(20, 1, "vllm serve --config c.toml", **GPU), server) == {}
+
+
+def test_an_engine_that_outlives_a_second_trainer_is_no_second_writer() -> None:
+    """A forked one has its trainer's command."""
+    left = proc(20, 1, TRAIN, name="VLLM::EngineCor", age=60.0, **GPU)
+    assert writers(left) == {}
+    assert writers(replace(left, writes=(SAVE,))) == {20: True}
+
+
+def test_nothing_of_our_trainer_and_what_started_it_is_a_second_writer() -> None:
+    rank = proc(21, 11, TRAIN, writes=(SAVE,), **GPU)
+    worker = proc(22, 21, TRAIN, **GPU)
+    orphan = proc(23, 1, TRAIN, writes=(SAVE,), session=11, **GPU)
+    piped = proc(24, 1, TRAIN, group=11, **GPU)
+    marked = proc(25, 1, TRAIN, start_id="s7", **GPU)
+    wrapper = proc(9, 1, f"timeout 10h {TRAIN}", **GPU)
+    assert writers(rank, worker, orphan, piped, marked, wrapper, above=(9,)) == {}
+
+
+@given(st.lists(st.integers(0, 30), min_size=31, max_size=31), st.sets(st.integers(0, 30), max_size=8))
+def test_below_our_trainer_nothing_is_a_second_writer_in_any_tree(parent: list[int], writing: set[int]) -> None:
+    """Also where parents form a loop: pids are read one after another and may be given anew."""
+    above = {100 + n: 11 if parent[n] == 0 else 100 + parent[n] for n in range(31)}
+    below = {11}
+    for _ in above:
+        below |= {pid for pid, up in above.items() if up in below}
+    tree = [proc(pid, up, TRAIN, cuda=pid - 100 in writing) for pid, up in above.items()]
+    assert not below & writers(*tree).keys()
 
 
 # -- which one ---------------------------------------------------------------------------------------------------------

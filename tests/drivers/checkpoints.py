@@ -10,11 +10,13 @@ a step as it lies there now; ``catalogue_of`` looks again and again, as the daem
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from podwatch.app.backup import exports
 from podwatch.checkpoints import inspect_child, prime_rl
+from podwatch.checkpoints.checkpoint_identity import own_files, recorded
 from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
 from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
@@ -22,18 +24,19 @@ from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.prime_rl import PrimeRLLayout
-from podwatch.checkpoints.records import RecordedFile
+from podwatch.checkpoints.records import CheckpointRecord, RecordedFile, lacking
 from podwatch.checkpoints.scan import scan_part
-from podwatch.checkpoints.shapes import PartFiles, Recognition, Site
+from podwatch.checkpoints.shapes import PartFiles, Recognition, Site, Tracker
 from podwatch.checkpoints.structures import INDEX
 from podwatch.checkpoints.table import SaveEnd, TrainerTable
-from podwatch.checkpoints.trackers import tracker_text
+from podwatch.checkpoints.trackers import wrong_trackers
 from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import choose, layout_of, make_layout, recognise
 from podwatch.checkpoints.trainers import recognised as _recognised
 from podwatch.config.settings import CustomLayoutSettings, Settings, TrainerSettings
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry
 from podwatch.domain.errors import ConfigurationError
+from podwatch.system.pinned_directories import PinnedTree
 
 __all__ = [
     "COMPARING",
@@ -114,12 +117,26 @@ def scan(layout: Layout, step: int) -> list[PartFiles]:
 
 def judge(layout: Layout, step: int) -> Inspection | None:
     """The layout's word on one step as it lies there now: ``whole``, ``reason``, ``marker``, ``problems``,
-    ``leftovers``, ``world_size``, ``save_token``. None if it does not see the step."""
-    parts = layout.steps().get(step)
-    found = None if parts is None else layout.judge(step, [scan_part(part).found for part in parts])
+    ``leftovers``, ``world_size``, ``save_token``; and whether it has what the saves before it have. None if it does not
+    see the step."""
+    steps = layout.steps()
+    parts = None if step not in steps else [scan_part(part).found for part in steps[step]]
+    found = None if parts is None else layout.judge(step, parts)
+    if found is not None and found.whole and parts is not None:
+        below = [s for s in sorted(steps) if s < step][-2:]
+        own = layout.compared(recorded(own_files(parts, found)))
+        if why := lacking(step, own, [r for s in below for r in _record(layout, s)], ends=found.ends):
+            found = replace(found, outcome=InspectionOutcome.NOT_COMPLETE, lacks=True, reason=why)
     for compare in COMPARING:
         compare(layout, step, found)
     return found
+
+
+def _record(layout: Layout, step: int) -> list[CheckpointRecord]:
+    parts = scan(layout, step)
+    found = layout.judge(step, parts)
+    own = layout.compared(recorded(own_files(parts, found)))
+    return [CheckpointRecord(step, f"save{step}", layout.name, "", own, float(step), ends=found.ends)] * found.whole
 
 
 def resume_argv(layout: Layout, command: Sequence[str], step: int | None) -> tuple[str, ...]:
@@ -266,7 +283,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "json": ("config.json", _inspected),
     "dcp index": (INDEX, _inspected),
     "torch values": ("model.pt", INSPECTOR.values),
-    "a tracker": ("latest", tracker_text),
+    "a tracker": ("latest", lambda p: wrong_trackers([Tracker(p, content=b"7")], PinnedTree([p.parent]))),
     "the child's tracker": ("latest", lambda p: inspect_child._tracker(p).text),
     "a command's toml": ("run.toml", lambda p: Command(["x", "@", str(p)], Path("/")).documents),
     "a command's script": ("train.sh", lambda p: Command(["bash", str(p)]).programs),

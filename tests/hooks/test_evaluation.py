@@ -36,10 +36,8 @@ class Site:
         self.on_pod: dict[int, str] = {}
         self.in_store: dict[int, str] = {}
         self.free_bytes = 100 * GB
-        self.keep_free: dict[str, int] = {}
         self.written: int | None = None
         """The step that is being written."""
-        self.gpus: tuple[str, ...] = ()
         self.pinned: tuple[int, str] | None = None
         self.weights = True
         self.desired = Desired.RUNNING
@@ -84,12 +82,6 @@ class Site:
     async def newest(self) -> int | None:
         return max(self.on_pod, default=None) if self.written is None else self.written
 
-    def to_keep_free(self) -> Mapping[str, int]:
-        return self.keep_free
-
-    def free_gpus(self) -> tuple[str, ...]:
-        return self.gpus
-
     def stop_refused(self) -> str:
         return self.refused
 
@@ -114,10 +106,9 @@ class Pod:
     def __init__(self, root: Path, command: Sequence[str], **more: Any) -> None:
         self.root = root
         (root / "state").mkdir(exist_ok=True)
-        training = "[gpu]\ntrainer = [0]\n" if more.get("gpus") == "free" else ""
         table = {"command": list(command), "cwd": str(root), "every_saves": 1, "metric": "acc", **more}
         lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
-        text = f'run_id = "r1"\n[trainer]\noutput_dir = "{root}/out"\n{training}[evaluation]\n{lines}\n'
+        text = f'run_id = "r1"\n[trainer]\noutput_dir = "{root}/out"\n[evaluation]\n{lines}\n'
         self.settings = load_text(text, None, environ={}).settings
         self.events: list[Event] = []
         self.site = Site(root)
@@ -178,7 +169,7 @@ def script(text: str) -> list[str]:
 ACCURACY = "import json,sys; json.dump({'acc': float(sys.argv[3])}, open(sys.argv[2] + '/results.json', 'w'))"
 
 
-def test_results_the_best_and_a_regression(tmp_path: Path) -> None:
+def test_results_and_the_best(tmp_path: Path) -> None:
     pod = Pod(tmp_path, script(ACCURACY.replace("float(sys.argv[3])", "{'5': 0.5, '10': 0.9, '15': 0.6}[sys.argv[3]]")))
 
     async def main() -> None:
@@ -186,14 +177,10 @@ def test_results_the_best_and_a_regression(tmp_path: Path) -> None:
             for number, step in enumerate((5, 10, 15), start=1):
                 now.saved(step)
                 await until(lambda number=number: len(pod.named(EventName.EVALUATION_DONE)) == number)
-            await until(lambda: pod.named(EventName.EVALUATION_REGRESSED))
             assert now.evaluations.best_text() == "acc 0.9 at step 10"
 
     asyncio.run(main())
     assert pod.site.pinned == (10, "best evaluation: acc 0.9")
-    (worse,) = pod.named(EventName.EVALUATION_REGRESSED)
-    assert (worse.fields["step"], worse.fields["best_step"], worse.fields["value"]) == (15, 10, 0.6)
-    assert "33.3 % worse" in worse.message
     assert list((tmp_path / "state" / "evaluation").iterdir()) == [], "outputs are deleted"
 
     async def later() -> None:
@@ -293,19 +280,6 @@ def test_one_that_fills_the_disk_is_ended_and_its_files_are_deleted(tmp_path: Pa
     assert len(pod.named(EventName.EVALUATION_STARTED)) == 1
 
 
-def test_its_worker_ends_one_that_leaves_too_little_on_the_disk(tmp_path: Path) -> None:
-    pod = Pod(tmp_path, script("import time; time.sleep(600)"))
-    pod.site.keep_free = {str(tmp_path): 1 << 60}
-
-    async def main() -> None:
-        async with pod.running() as now:
-            now.saved(5)
-            await until(lambda: pod.named(EventName.EVALUATION_FAILED))
-
-    asyncio.run(main())
-    assert "free on the disk; podwatch keeps 1153 PB" in pod.named(EventName.EVALUATION_FAILED)[0].message
-
-
 def test_a_checkpoint_without_weights_names_the_conversion(tmp_path: Path) -> None:
     pod = Pod(tmp_path, ["echo", "{weights}"])
     pod.site.weights = False
@@ -360,25 +334,17 @@ def test_killed_in_the_middle_it_runs_again(tmp_path: Path) -> None:
     assert (tmp_path / "ran").read_text() == "xx"
 
 
-def test_which_gpus_it_sees(tmp_path: Path) -> None:
-    show = "import os,json; print(json.dumps({'acc': len(os.environ['CUDA_VISIBLE_DEVICES'].split())}))"
-    seen = f"import os; open('{tmp_path}/seen','a').write(os.environ['CUDA_VISIBLE_DEVICES'] + '|'); "
-    for gpus in ("none", "free"):
-        pod = Pod(tmp_path, script(seen + show), gpus=gpus)
+def test_beside_training_it_sees_no_gpu(tmp_path: Path) -> None:
+    show = "import os,json; print(json.dumps({'acc': len(os.environ['CUDA_VISIBLE_DEVICES'])}))"
+    pod = Pod(tmp_path, script(show))
 
-        async def main(pod: Pod = pod, gpus: str = gpus) -> None:
-            async with pod.running() as now:
-                pod.site.gpus = ()
-                now.saved(5 if gpus == "none" else 10)
-                if gpus == "free":
-                    await until(lambda: now.evaluations.state.waiting)
-                    assert not pod.events, "it waits for a GPU"
-                    pod.site.gpus = ("GPU-1", "GPU-2")
-                    now.saved(15)
-                await until(lambda: pod.named(EventName.EVALUATION_DONE))
+    async def main() -> None:
+        async with pod.running() as now:
+            now.saved(5)
+            await until(lambda: pod.named(EventName.EVALUATION_DONE))
 
-        asyncio.run(main())
-    assert (tmp_path / "seen").read_text() == "|GPU-1|"
+    asyncio.run(main())
+    assert pod.named(EventName.EVALUATION_DONE)[0].fields["value"] == 0
 
 
 def test_the_checkpoint_is_marked_as_read_while_it_runs(tmp_path: Path) -> None:
@@ -491,30 +457,6 @@ def test_stored_ones_are_fetched_before_the_stop_which_all_of_them_share(tmp_pat
     asyncio.run(main())
     assert pod.site.log == ["fetched 3", "fetched 4", "stop for step 3, 4, 5", "start"]
     assert [e.fields["source"] for e in pod.named(EventName.EVALUATION_DONE)] == ["store", "store", "local"]
-
-
-@pytest.mark.usefixtures("quick")
-def test_one_that_is_still_being_fetched_holds_nothing_up(tmp_path: Path) -> None:
-    pod = stopping(tmp_path)
-    pod.site.in_store = {3: "s3"}
-    arrives = asyncio.Event()
-
-    async def slow(step: int) -> None:
-        await arrives.wait()
-
-    async def main() -> None:
-        pod.site.fetching = slow
-        async with pod.running() as now:
-            await now.evaluations.request([3])
-            now.saved(5)
-            await until(lambda: pod.named(EventName.EVALUATION_DONE))
-            arrives.set()
-            await until(lambda: "fetched 3" in pod.site.log)
-            now.saved(10)
-            await until(lambda: len(pod.named(EventName.EVALUATION_DONE)) == 3)
-
-    asyncio.run(main())
-    assert pod.site.log[:4] == ["stop for step 5", "start", "fetched 3", "stop for step 3, 10"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -11,7 +11,7 @@ from podwatch.domain.run import Pause
 from podwatch.recovery import Phase, quarantine
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import PinnedTree
-from podwatch.trainer.base import Look
+from podwatch.trainer.start_and_adopt import Look
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, begun, death
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import FindingKind
 from podwatch.recovery import Phase, stale_files
-from podwatch.trainer.base import StopReport
+from podwatch.trainer.trainer_handle import StopReport
 from tests.recovery.test_restart import running
 from tests.support.other_users import T, enterable, own
 from tests.support.recovery_world import Handle, World, death

@@ -18,7 +18,8 @@ from podwatch.domain.process import ExitStatus, ProcessIdentity, TreeAnswer, att
 from podwatch.domain.run import Pause
 from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.recovery import Phase, gpus_and_ports_free
-from podwatch.trainer.base import CannotExecute, Look, StopReport
+from podwatch.trainer.start_and_adopt import CannotExecute, Look
+from podwatch.trainer.trainer_handle import StopReport
 from tests.drivers.detection import judging
 from tests.recovery.test_restart import running
 from tests.support.recovery_world import Killed, Killer, Podwatch, World, death, finished

@@ -17,7 +17,8 @@ from podwatch.domain.snapshot import Desired
 from podwatch.recovery import Phase
 from podwatch.recovery.choose import INSPECTIONS, Choice
 from podwatch.recovery.context import Attempt
-from podwatch.trainer.base import Look, TrainerHandle
+from podwatch.trainer.start_and_adopt import Look
+from podwatch.trainer.trainer_handle import TrainerHandle
 from tests.support.recovery_world import Podwatch, World, death
 
 

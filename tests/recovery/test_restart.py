@@ -17,7 +17,7 @@ from podwatch.journal import Journal
 from podwatch.recovery import Phase, quarantine
 from podwatch.recovery.observe import adopt
 from podwatch.recovery.restart_budget import RestartHistory
-from podwatch.trainer.base import CannotExecute
+from podwatch.trainer.start_and_adopt import CannotExecute
 from tests.support.recovery_world import GIB, Killer, Podwatch, Store, World, death, finished, index_of, stored
 
 pytestmark = pytest.mark.slow

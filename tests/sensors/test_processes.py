@@ -16,8 +16,8 @@ from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessRole, Pr
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, TrainerSample, observed, unobserved
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.base import StopReport
 from podwatch.trainer.process_roles import RolePatterns
+from podwatch.trainer.trainer_handle import StopReport
 from tests.sensors.waiting import until
 
 

@@ -19,9 +19,8 @@ from podwatch.checkpoints.trainers import process_names
 from podwatch.domain.errors import PodwatchError
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.base import StartPlan
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
+from podwatch.trainer.start_and_adopt import StartPlan, SupervisorLauncher, SupervisorOptions
 
 RUN = f"crash-{os.getpid()}"  # inherited by the forks
 NEVER = {"grace": 10.0, "save_grace": 10.0, "saving": lambda: False}

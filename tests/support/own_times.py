@@ -12,7 +12,7 @@ NAMES = frozenset(
     {"gpu.poll", "gpu.deadline", "gpu.release_margin", "inference.poll", "inference.timeout",
      "checkpoints.rescan", "checkpoints.settle", "checkpoints.settle_weak", "checkpoints.settle_tracker",
      "sync.part_size", "sync.upload_gap", "sync.sweep", "sync.extra_max", "trainer.resume_attempts", "hang.k",
-     "disk.margin", "evaluation.coalesce", "evaluation.reserve", "evaluation.regression", "evaluation.gpu_count",
+     "disk.margin", "evaluation.coalesce", "evaluation.reserve",
      "sync.artefacts_every", "sync.artefacts_log", "sync.heartbeat", "sync.holder_patience", "sync.claim_wait",
      "sync.refusal_wait", "recovery.backoff_min", "recovery.backoff_max", "recovery.calm", "recovery.standby",
      "recovery.job_attempts", "recovery.bad_host_for", "nodes.wait", "nodes.silence", "end_pod.timeout",

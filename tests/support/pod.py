@@ -10,8 +10,7 @@ import pytest
 
 from podwatch.system import procfs
 from podwatch.system.clock import SystemClock
-from podwatch.trainer.base import StartPlan
-from podwatch.trainer.start_and_adopt import SupervisorLauncher, SupervisorOptions
+from podwatch.trainer.start_and_adopt import StartPlan, SupervisorLauncher, SupervisorOptions
 from tests.support.known_trainers import ROLES
 
 

@@ -71,7 +71,8 @@ from podwatch.store.restore.restore import Restored
 from podwatch.system.files_clock import FilesClock
 from podwatch.system.own_directories import Workspace
 from podwatch.system.procfs import command, identify
-from podwatch.trainer.base import Look, StartPlan, StopReport, TrainerHandle
+from podwatch.trainer.start_and_adopt import Look, StartPlan
+from podwatch.trainer.trainer_handle import StopReport, TrainerHandle
 from tests.support.clock import AutoClock
 
 GIB = 1 << 30
@@ -97,7 +98,7 @@ class Killer:
 
 
 class Handle:
-    ended, terminal_used = MappingProxyType[tuple[int, int], ExitStatus]({}), None
+    ended, terminal_used, record = MappingProxyType[tuple[int, int], ExitStatus]({}), None, None
 
     def __init__(self, world: "World", start_id: str, process: subprocess.Popen[bytes], supervision: Supervision):
         identity = identify(process.pid)
@@ -135,6 +136,9 @@ class Handle:
                 await asyncio.sleep(0.002)
         self.point("stopped")
         return StopReport(0.1, 1, (), await self.exit_status())
+
+    def ask_to_end(self) -> bool:
+        return False
 
     async def release(self) -> None:
         self.point("release")
@@ -194,7 +198,7 @@ class FlatLayout:
 
     name, variant, finish_lines = "flat", "", ()
     trainer = Trainer("flat")
-    reshards, counts_all, saves_block, counts_saves = True, True, False, False
+    reshards, counts_all, counts_saves = True, True, False
     saved_by: int | None = None
     started: int | None = None
     """Processes that wrote each set, and that the command starts."""
@@ -282,7 +286,7 @@ class FlatCatalogue:
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
-        records: Any = SimpleNamespace(decided={}, origins=self.world.origins)
+        records: Any = SimpleNamespace(decided={}, doubted=set(), restored=set(), origins=self.world.origins)
         return self.held.mark(self._found, records)
 
     def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:

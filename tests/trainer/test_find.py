@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from podwatch.domain.process import PodProcess, TreeAnswer
-from podwatch.trainer.find import find_trees, read_pod
+from podwatch.system.procfs import identify
+from podwatch.trainer import find
+from podwatch.trainer.find import PodReader, find_trees, read_pod
 from podwatch.trainer.rules import SoughtRun
 from tests.support.known_trainers import ROLES
 from tests.support.pod import eventually
@@ -106,3 +108,36 @@ def test_another_users_process_has_no_tie(out: Path) -> None:
         assert answers(out, start_ids=frozenset({"s7"})) == {}
     with adopted(out, "sleep", "987", PODWATCH_START_ID="s7") as pid:
         assert answers(out, start_ids=frozenset({"s7"})) == {pid: TreeAnswer.OWN}
+
+
+def test_a_second_writer_is_found_while_it_writes_and_no_longer(out: Path) -> None:
+    """Also where it used no CPU since the last reading."""
+    reader, ours = PodReader(ROLES), identify(os.getpid())
+    assert ours is not None
+
+    def writing() -> list[int]:
+        found = reader.find_writers(run(out, start_ids=frozenset({"s7"})), {ours})
+        return [tree.top.pid for tree in found if tree.writes]
+
+    assert writing() == []
+    save = str(out / "checkpoint-5" / "model.pt")
+    with script(out, save) as pid:
+        eventually(lambda: writing() == [pid])
+        assert writing() == [pid]
+        assert reader.knew(identify(pid))  # type: ignore[arg-type]
+    eventually(lambda: writing() == [])
+    with script(out, save, PODWATCH_START_ID="s7") as pid:
+        eventually(lambda: seen(out, pid).writes)
+        assert writing() == []
+
+
+def test_what_used_no_cpu_is_read_again_now_and_then(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    real = find.read_process
+    monkeypatch.setattr(find, "YOUNG_SECONDS", 0.0)
+    monkeypatch.setattr(find, "read_process", lambda pid, *more: read.append(pid) or real(pid, *more))
+    reader = PodReader(ROLES)
+    with script(out) as pid:
+        for _ in range(2 * find.READ_EVERY):
+            assert any(p.pid == pid for p in reader.read(run(out)))
+    assert 2 <= read.count(pid) <= 6

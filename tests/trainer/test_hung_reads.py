@@ -5,24 +5,25 @@ and ends when the test wants it to.
 """
 
 import asyncio
+import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from podwatch.domain.errors import Busy
 from podwatch.domain.process import ProcessIdentity
 from podwatch.recovery import stale_files
 from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import SystemClock
 from podwatch.system.procfs import boot_id, patiently, pid_namespace
-from podwatch.trainer import supervise
 from podwatch.trainer.find import read_pod
-from podwatch.trainer.process_tree import LocalTree, in_session, marked
+from podwatch.trainer.process_tree import LocalTree, in_session
 from podwatch.trainer.rules import SoughtRun
 from podwatch.trainer.start_and_adopt import SupervisorLauncher
 from tests.support.known_trainers import ROLES
@@ -46,13 +47,16 @@ class FakeProc:
 
     def add(
         self, pid: int, *, ticks: int = 5, session: int = 0, tty: int = 0, stuck: bool = False, cuda: bool = False,
-        command: bytes = b"python\0x.py\0",
+        command: bytes = b"python\0x.py\0", ours: bool = True,
     ) -> None:  # fmt: skip
+        """``ours``: a child of this process."""
         home = self.root / str(pid)
         (home / "task" / str(pid)).mkdir(parents=True)
         (home / "task" / str(pid) / "children").write_text("")
         (home / "fd").mkdir()
-        (home / "stat").write_text(f"{pid} (name {pid}) D {os.getpid()} 0 {session} {tty} {'0 ' * 14} {ticks} 0\n")
+        (home / "stat").write_text(
+            f"{pid} (name {pid}) D {os.getpid() if ours else 1} 0 {session} {tty} {'0 ' * 14} {ticks} 0\n"
+        )
         (home / "status").write_text(f"Uid:\t{os.geteuid()}\t{os.geteuid()}\t0\t0\n")
         (home / "fd" / "0").symlink_to("/dev/nvidia-uvm" if cuda else "/dev/null")
         for name, value in (("cmdline", command), ("environ", MARK), ("maps", b"")):
@@ -61,17 +65,10 @@ class FakeProc:
                 self.stuck.add(pid)
             else:
                 (home / name).write_bytes(value)
+        if not ours:
+            return
         own = self.root / str(os.getpid()) / "task" / str(os.getpid()) / "children"
         own.write_text(f"{own.read_text() if own.exists() else ''}{pid} ")
-
-    def answer(self, pid: int) -> None:
-        """The read of its environment that hangs comes back, and so do all later ones, with nothing in it."""
-        path, fifo = self.root / str(pid) / "environ", self.root / str(pid) / "fifo"
-        (self.root / str(pid) / "cmdline").unlink()
-        (self.root / str(pid) / "cmdline").write_bytes(b"python\0x.py\0")
-        path.rename(fifo)
-        path.write_bytes(b"")
-        eventually(lambda: _opened(fifo))
 
     def free(self) -> None:
         """Every read that hangs comes back."""
@@ -84,19 +81,9 @@ class FakeProc:
                     continue  # nobody reads it
 
 
-def _opened(fifo: Path) -> bool:
-    """Whether somebody was waiting to read it, and has been let go."""
-    try:
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:
-        return False
-    return True
-
-
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProc]:
     made = FakeProc(tmp_path)
-    monkeypatch.setattr(supervise, "PROC", str(tmp_path))
     monkeypatch.setattr(procfs, "PROC", str(tmp_path))
     yield made
     end = time.monotonic() + 60
@@ -106,44 +93,56 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProc]:
     assert (procfs._avoided, procfs._reading) == ({}, {}), "what came back is forgotten"
 
 
-def took(call: Callable[[], object]) -> float:
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began
+# --- survivors of a start whose supervisor was killed -----------------------------------------------------------------
 
 
-# --- the supervisor --------------------------------------------------------------------------------------------------
+def with_earlier_start(root: Path, start_id: str, pid: int) -> SupervisorLauncher:
+    directory = root / "state" / "r1" / "supervisor"
+    directory.mkdir(parents=True)
+    record = {
+        "boot_id": boot_id(), "pid_namespace": pid_namespace(), "supervisor": 1 << 30, "supervisor_ticks": 4,
+        "pid": pid, "ticks": 5, "run_id": "r1", "start_id": start_id, "argv": [], "started_wall": 0.0, "log": "",
+    }  # fmt: skip
+    (directory / "record.json").write_text(json.dumps(record))
+    return SupervisorLauncher("r1", root / "out", root / "state", SystemClock(), roles=ROLES)
 
 
-def test_survivors_are_found_beside_one_that_hangs_and_by_their_session(proc: FakeProc) -> None:
-    proc.add(301, stuck=True)
-    proc.add(302)
-    assert supervise.with_start_id([301, 302], {"s1"}) == ([302], [301])
-    proc.add(303, session=300, stuck=True)
-    proc.add(304, session=300, ticks=3)
-    assert supervise.in_session(300, 5) == [303], "a stuck survivor of a start whose launcher is gone"
-    proc.add(300, ticks=9, session=300)
-    assert supervise.in_session(300, 5) == [], "the number is another process's by now"
+async def searched(launcher: SupervisorLauncher) -> list[str]:
+    return await patiently(launcher._worker, launcher._search_earlier_starts, timeout=20.0, patience=PATIENCE)
 
 
-@pytest.mark.parametrize(("state", "ticks", "refused"), [("D", 7, True), ("S", 7, False), ("D", 3, False)])
-def test_nothing_is_started_beside_one_that_may_be_a_survivor_and_does_not_answer(
-    proc: FakeProc, monkeypatch: pytest.MonkeyPatch, state: str, ticks: int, refused: bool
+@pytest.mark.parametrize(("ticks", "refused"), [(7, True), (3, False)])
+async def test_nothing_is_started_beside_one_that_may_be_a_survivor_and_does_not_answer(
+    proc: FakeProc, tmp_path_factory: pytest.TempPathFactory, ticks: int, refused: bool
 ) -> None:
-    """Stuck in the kernel, and begun since that earlier start."""
-    monkeypatch.setattr(supervise, "SURVIVOR_SECONDS", 0.3)
-    machine = {"boot_id": supervise.boot_id(), "pid_namespace": supervise.pid_namespace()}
-    earlier = [machine | {"start_id": "s0", "pid": 700, "ticks": 5, "directory": str(proc.root)}]
-    proc.add(701, ticks=ticks, stuck=True)
-    stat = proc.root / "701" / "stat"
-    stat.write_text(stat.read_text().replace(") D ", f") {state} "))
+    """Stuck in the kernel, and not older than that earlier start."""
+    launcher = with_earlier_start(tmp_path_factory.mktemp("pod"), "s0", 700)
+    proc.add(701, ticks=ticks, stuck=True, ours=False)
+    proc.add(702, ours=False)
     if refused:
-        with pytest.raises(supervise.StartRefusedError, match="process 701") as caught:
-            supervise.refuse_beside_survivors(earlier, {os.geteuid()})
-        assert caught.value.kind == "busy"
-        monkeypatch.setattr(supervise, "SURVIVOR_SECONDS", 20.0)
-        threading.Timer(0.2, proc.answer, (701,)).start()  # and it was nobody of ours
-    supervise.refuse_beside_survivors(earlier, {os.geteuid()})
+        with pytest.raises(Busy, match=": 701:"):
+            await searched(launcher)
+    else:
+        assert await searched(launcher) == ["s0"]
+
+
+async def test_survivors_are_found_beside_one_that_hangs(
+    proc: FakeProc, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    proc.add(301, ticks=3, stuck=True, ours=False)
+    proc.add(302, ours=False)
+    with pytest.raises(Busy, match=": 302:"):
+        await searched(with_earlier_start(tmp_path_factory.mktemp("pod"), "s1", 300))
+
+
+async def test_survivors_are_found_by_their_session(proc: FakeProc, tmp_path_factory: pytest.TempPathFactory) -> None:
+    launcher = with_earlier_start(tmp_path_factory.mktemp("pod"), "s0", 300)
+    proc.add(303, session=300, ours=False)
+    proc.add(304, session=300, ticks=3, ours=False)
+    with pytest.raises(Busy, match=": 303:"):
+        await searched(launcher)
+    proc.add(300, ticks=9, session=300, ours=False)
+    assert await searched(launcher) == ["s0"], "the number is another process's by now"
 
 
 # --- podwatch --------------------------------------------------------------------------------------------------------
@@ -183,8 +182,6 @@ async def test_podwatch_looks_at_all_others(proc: FakeProc, tmp_path: Path) -> N
         assert seen[401] == (("python", "x.py"), True)
         assert seen[402] == (("name 402",), True), "stuck with the GPU in its hands: still a candidate"
         assert worker.abandoned == 1
-        assert took(lambda: marked("s1")) < 30, "it is not asked, or this would not end at all"
-        assert [i.pid for i in marked("s1")] == [401]
         found = await patiently(
             worker,
             lambda: read_pod(SoughtRun(str(tmp_path)), ROLES, own_pid=1),

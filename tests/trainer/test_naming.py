@@ -11,7 +11,7 @@ import pytest
 from podwatch.domain.process import TreeAnswer
 from podwatch.system import procfs
 from podwatch.trainer.find import find_trees
-from podwatch.trainer.process_roles import (
+from podwatch.trainer.names_of_run import (
     Target,
     named_in_argv,
     named_in_files,

@@ -18,7 +18,7 @@ from podwatch.domain.process import ExitStatus
 from podwatch.domain.snapshot import Supervision
 from podwatch.system import procfs
 from podwatch.system.procfs import is_alive
-from podwatch.trainer.base import CannotExecute, MayNotExecute
+from podwatch.trainer.start_and_adopt import CannotExecute, MayNotExecute
 from tests.support.pod import Pod, eventually
 
 NEVER = {"grace": 20.0, "save_grace": 20.0, "saving": lambda: False}
@@ -268,6 +268,45 @@ async def test_a_killed_supervisor_leads_to_attach_and_no_second_trainer(pod: Po
     assert is_alive((await pod.launcher().start(pod.script("exec sleep 300", start_id="s5"))).launcher)
 
 
+@pytest.mark.parametrize(
+    "gone",
+    [
+        ("state/{run}/supervisor/record.json",),
+        ("state/{run}/supervisor/record.json", "beside/lock"),
+        ("state",),
+        ("state", "beside"),
+    ],
+    ids=" ".join,
+)
+async def test_a_trainer_whose_records_are_gone_is_watched_by_the_next_podwatch(
+    pod: Pod, gone: tuple[str, ...]
+) -> None:
+    started = await pod.launcher().start(pod.script("exec sleep 300"))
+    for name in gone:
+        path = pod.root / name.format(run=pod.run_id)
+        path.rename(path.with_name(f"{path.name}-away"))
+    found = (await pod.launcher().look()).handle
+    assert found is not None
+    assert (found.start_id, found.launcher) == (started.start_id, started.launcher)
+    assert found.supervision is Supervision.SUPERVISED
+    assert await found.exit_status() is None
+    await found.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
+    assert not is_alive(started.launcher)
+
+
+async def test_without_supervisor_and_record_the_lock_shows_the_trainer(pod: Pod) -> None:
+    started = await pod.launcher().start(pod.script("exec sleep 300"))
+    assert started.record is not None
+    os.kill(started.record.supervisor.pid, signal.SIGKILL)
+    eventually(lambda: not started.supervisor_lives())
+    (pod.directory / "record.json").unlink()
+    found = (await pod.launcher().look()).handle
+    assert found is not None
+    assert (found.launcher, found.supervision) == (started.launcher, Supervision.ATTACH)
+    await found.stop(grace=5.0, save_grace=5.0, saving=lambda: False)
+    assert (await pod.launcher().look()).handle is None
+
+
 async def test_two_state_directories_meet_at_the_run_lock(pod: Pod) -> None:
     await pod.launcher().start(pod.script(f"mkdir -p {pod.output}; exec sleep 300"))
     eventually(pod.output.exists)
@@ -301,9 +340,6 @@ async def test_the_log_is_rotated_and_bounded(pod: Pod) -> None:
     assert sorted(p.name for p in log.parent.iterdir()) == ["train.log", "train.log.1", "train.log.2"]
     assert "line-3" in Path(f"{log}.1").read_text()
     assert "line-2" in Path(f"{log}.2").read_text()
-    state = json.loads((pod.directory / f"state-{pod.start_id()}.json").read_text())
-    assert state["log_rotations"] >= 3
-    assert state["log_dropped_bytes"] == 0
 
 
 async def test_a_stopped_supervisor_does_not_hide_the_tree(pod: Pod) -> None:
@@ -318,7 +354,7 @@ async def test_a_stopped_supervisor_does_not_hide_the_tree(pod: Pod) -> None:
 
 async def test_a_withdrawn_start_never_happens(pod: Pod) -> None:
     launcher = pod.launcher()
-    argv = launcher._prepare(pod.script("exec sleep 300"))
+    argv = launcher._prepare(pod.script("exec sleep 300"), [])
     (pod.directory / "wanted").write_text("a-newer-one")
     process = await asyncio.create_subprocess_exec(*argv)
     assert await process.wait() == 75

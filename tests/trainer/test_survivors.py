@@ -189,7 +189,8 @@ async def test_a_task_that_a_service_starts_with_the_trainers_environment_is_our
     task = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(300)"
     environ = with_environment_of(handle.launcher.pid)
     service = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {task!r}], env={environ!r})"
-    daemon = subprocess.Popen([sys.executable, "-S", "-c", service], start_new_session=True, stdin=subprocess.DEVNULL)
+    argv = ["sh", "-c", '"$@" > /dev/null 2>&1 & echo $!', "sh", "setsid", sys.executable, "-S", "-c", service]
+    daemon = int(subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True).stdout)
     try:
         eventually(lambda: note.exists() and bool(note.read_text()))
         pid = int(note.read_text())
@@ -199,5 +200,5 @@ async def test_a_task_that_a_service_starts_with_the_trainers_environment_is_our
         assert report.survivors == ()
         assert living([pid]) == []
     finally:
-        daemon.kill()
-        daemon.wait()
+        with suppress(ProcessLookupError):  # it ends with its task
+            os.kill(daemon, signal.SIGKILL)

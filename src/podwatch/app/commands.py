@@ -12,7 +12,7 @@ from podwatch.app.pause import MOST_SECONDS, Maintenance, described
 from podwatch.app.status_view import StatusSource
 from podwatch.app.tick import Reload
 from podwatch.disk.explain import plan_document
-from podwatch.domain.checkpoint import HeldAs, newest_complete
+from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.document import of
 from podwatch.domain.errors import Busy, HostError, UsageError
 from podwatch.domain.finding import counted
@@ -166,8 +166,6 @@ class Commands:
                         where="sync",
                         fix=f"`podwatch restart --step {step}` returns to it; podwatch then uploads it",
                     )
-                if found.held_as is HeldAs.IMPLAUSIBLE:
-                    self._parts.checkpoints.implausible.release(found)
                 await self._parts.checkpoints.worker.call(self._parts.checkpoints.catalogue.release, found)
                 self._parts.backup.retry(found.step, found.save_id)
         task = asyncio.create_task(self._parts.backup.sync_now(step))

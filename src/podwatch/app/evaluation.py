@@ -1,4 +1,4 @@
-"""Joins the evaluations to the daemon: checkpoints here and in the store, free GPUs, disk space and pins. Imported only
+"""Joins the evaluations to the daemon: checkpoints here and in the store, disk space and pins. Imported only
 where ``[evaluation] command`` is configured."""
 
 import contextlib
@@ -19,7 +19,7 @@ from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.run_state import RunState
-from podwatch.domain.snapshot import Desired, GpuState
+from podwatch.domain.snapshot import Desired
 from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
 from podwatch.hooks.evaluations_due import BEST_PIN, Result, Target
@@ -29,8 +29,6 @@ from podwatch.hooks.start_child import problem_of
 from podwatch.store.restore.thread import RestoreThread
 from podwatch.system.blocking_calls import Worker
 
-FREE_GPU_BYTES: Final = 1 << 30
-"""A GPU with less in use is free: a context of a monitor or a display takes a few hundred MB."""
 DISK_SECONDS: Final = 10.0
 
 
@@ -93,7 +91,7 @@ class PodSite:
 
     async def room(self) -> Room:
         rooms = []
-        for place, needed in self.to_keep_free().items():
+        for place, needed in self._to_keep_free().items():
             try:
                 free = await self._worker.call(_free, Path(place), timeout=DISK_SECONDS)
             except OSError:  # a timeout is an OSError
@@ -108,25 +106,12 @@ class PodSite:
         open_or_whole = (Completeness.WRITING, Completeness.COMPLETE)
         return max((s.step for s in sets if s.completeness in open_or_whole and not s.held), default=None)
 
-    def to_keep_free(self) -> Mapping[str, int]:
+    def _to_keep_free(self) -> Mapping[str, int]:
+        """Path -> bytes that must stay free on its file system, as far as podwatch knows now."""
         settings = self._parts.settings
         reserve, save = settings.evaluation.reserve, self._loops.pruner.next_save_bytes or 0
         places = (self._place, self._parts.run.paths.state)
         return {**{str(place): reserve for place in places}, str(settings.trainer.output_dir): reserve + save}
-
-    def free_gpus(self) -> tuple[str, ...]:
-        gpu, reading = self._parts.settings.gpu, self._parts.sensing.gpus.latest()
-        ours = {*gpu.inference, *gpu.trainer}
-        if not ours or not reading.ok:
-            return ()  # without configured GPUs every GPU can be training's
-        return tuple(
-            g.uuid
-            for g in reading.value or ()
-            if g.index not in ours
-            and g.state is GpuState.OK
-            and g.memory_used_bytes is not None
-            and g.memory_used_bytes < FREE_GPU_BYTES
-        )
 
     @property
     def desired(self) -> Desired:

@@ -1,38 +1,32 @@
 """Checkpoints that podwatch holds back: the evidence, the findings, and the operator's decisions.
 
 Two reasons: a second trainer in the same output_dir can have written them (``TwoWriters``), or training of this run
-cannot have reached their step number (``Implausible``, by ``checkpoints.implausible_steps``). Both keep what
-they know in the journal, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back
-before.
+cannot have reached their step number (``Implausible``). The journal keeps the first, the records of the checkpoints
+both, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back before.
 
 ``TwoWriters.look`` blocks and runs before each rescan: a checkpoint that the rescan finds complete was written before
 it. The other methods are for the event loop.
 """
 
-import os
-import pwd
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.held_back import HeldBack
-from podwatch.checkpoints.implausible_steps import StepEvidence
-from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.second_writer import Beside, Span, follow
 from podwatch.checkpoints.shapes import StepSeen
-from podwatch.config.settings import TrainerSettings
 from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.document import Document, Many
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.run_state import RunState
+from podwatch.domain.process import FoundTree, ProcessIdentity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import ProgressSource, Snapshot, TrainerSample
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.journal import Journal
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.system.clock import Clock
-from podwatch.system.procfs import identify, is_alive
-from podwatch.trainer.base import TrainerHandle
-from podwatch.trainer.other_writers import Other, Others, Run, program_of
+from podwatch.system.procfs import is_alive
+from podwatch.trainer.find import PodReader
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.trainer_handle import SupervisedTrainer, started_wall
+from podwatch.trainer.rules import SoughtRun
+from podwatch.trainer.trainer_handle import TrainerHandle, started_wall
 
 TWO_WRITERS_KEY = "two-writers"
 """Journal key of the time spans."""
@@ -41,33 +35,31 @@ SHOWN = 100
 
 
 class TwoWriters:
-    """``processes`` gives the trainer that podwatch watches; ``layout`` the checkpoint directories."""
+    """``processes`` gives the trainer that podwatch watches; ``run`` says how others are recognised."""
 
     def __init__(
         self,
-        trainer: TrainerSettings,
+        run: SoughtRun,
         held: HeldBack,
         *,
         roles: Roles,
-        layout: Layout,
         clock: Clock,
         journal: Journal,
         processes: ProcessSensor,
     ) -> None:
-        self._output_dir, self._command, self._layout = trainer.output_dir, trainer.command, layout
+        self._run = replace(run, gpus=frozenset())
+        """With any GPU: a second trainer on another one mixes checkpoints, too."""
         self._clock, self._journal, self._processes = clock, journal, processes
-        self._users = frozenset({os.geteuid(), *_uid_of(trainer.user)})
-        self._others = Others(roles)
-        me = identify(os.getpid())
-        self._own = frozenset() if me is None else frozenset({me})
+        self._reader = PodReader(roles)
         self._looked_wall = 0.0
-        self._run, self._start_id = self._described(None, None), ""
-        """Of the trainer that podwatch watches, or watched last: what is left of it is no writer beside it."""
+        self._ours: frozenset[ProcessIdentity] = frozenset()
+        """Processes of the trainer that podwatch watches, or watched last: what is left of it is no writer beside
+        it."""
         self._watched: TrainerHandle | None = None
-        self._writers: tuple[Other, ...] = ()
+        self._writers: tuple[FoundTree, ...] = ()
         """Those that write beside the watched trainer; without one, those that write beside each other."""
         self.problem = ""
-        self.found: tuple[Other, ...] = ()
+        self.found: tuple[FoundTree, ...] = ()
         self.beside = Beside(looked_at=float("-inf"))
         self.held = held
 
@@ -77,12 +69,13 @@ class TwoWriters:
         """Check every process of the pod."""
         at, wall = self._clock.monotonic(), self._clock.wall()
         handle, sample = self._processes.handle, self._processes.latest().value
-        suspected = {other.identity for other in self.found}
+        suspected = {other.launcher for other in self.found}
         try:
             watched = handle if handle is not None and is_alive(handle.launcher) else None
             if watched is not None:
-                self._run, self._start_id = self._described(watched, sample), watched.start_id
-            found = self._others.look(self._run, self._start_id)
+                self._ours = _processes_of(watched, sample)
+                self._run = replace(self._run, start_ids=frozenset({watched.start_id}))
+            found = self._reader.find_writers(self._run, self._ours)
         except OSError as error:  # out of descriptors or memory: no result this time
             self.problem = f"the processes of this pod cannot be read: {error}"
             return
@@ -90,13 +83,13 @@ class TwoWriters:
         writers = tuple(other for other in found if other.writes)
         if watched is None and len(writers) < 2:
             writers = ()
-        who = ", ".join(f"pid {other.identity.pid}" for other in writers)
-        born = {other.identity: started_wall(other.identity, self._clock) for other in found}
+        who = ", ".join(f"pid {other.launcher.pid}" for other in writers)
+        born = {other.launcher: started_wall(other.launcher, self._clock) for other in found}
         # A process that was known and not suspected has written nothing before this look.
         since = sorted(
-            max(born[o.identity], self._looked_wall)
-            if self._others.knew(o.identity) and o.identity not in suspected
-            else born[o.identity]
+            max(born[o.launcher], self._looked_wall)
+            if self._reader.knew(o.launcher) and o.launcher not in suspected
+            else born[o.launcher]
             for o in writers
         )
         second = since[0 if watched is not None else 1] if since else None
@@ -106,30 +99,13 @@ class TwoWriters:
         self.beside = Beside(at, follow(self.beside.spans, first, who, at))
         self.found, self._watched, self._writers, self._looked_wall = found, watched, writers, wall
 
-    def _described(self, handle: TrainerHandle | None, sample: TrainerSample | None) -> Run:
-        started = "" if handle is None else handle.start_id
-        tree = sample.descendants if sample is not None and sample.start_id == started else ()
-        launcher = None if handle is None else handle.launcher
-        kin = {process.identity for process in tree} | ({launcher} if launcher is not None else set())
-        if isinstance(handle, SupervisedTrainer):
-            kin.add(handle.record.supervisor)
-        programs = {program_of(process.command.split()) for process in tree if process.identity == launcher}
-        return Run(
-            output_dir=os.path.realpath(self._output_dir),
-            roots=tuple(os.path.realpath(root) for root in self._layout.watch_roots()),
-            ours=frozenset(kin),
-            users=self._users,
-            own=self._own,
-            programs=frozenset(programs | {program_of(self._command)}) - {("", "")},
-        )
-
     # -- findings (on the loop) ---------------------------------------------------------------------------------------
 
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
         found = (self._two(self._writers, sets, now),) if self._writers else self._after(sets, now)
         if self.problem:
-            text = f"podwatch cannot see whether a second trainer writes to {self._output_dir}: {self.problem}"
+            text = f"podwatch cannot see whether a second trainer writes to {self._run.output_dir}: {self.problem}"
             found = (*found, Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, text, now, subject="two-writers"))
         return found
 
@@ -154,23 +130,23 @@ class TwoWriters:
             ),
         )
 
-    def _two(self, writers: tuple[Other, ...], sets: tuple[CheckpointSet, ...], now: float) -> Finding:
-        others = "; ".join(f"pid {o.identity.pid} ({shown(o.argv)}): {o.reason}" for o in writers)
+    def _two(self, writers: tuple[FoundTree, ...], sets: tuple[CheckpointSet, ...], now: float) -> Finding:
+        others = "; ".join(f"pid {o.launcher.pid} ({shown(o.top.argv)}): {o.reason}" for o in writers)
         held = ", ".join(str(s.step) for s in sets if s.held_as is HeldAs.TWO_WRITERS)
-        pids = " ".join(str(o.identity.pid) for o in writers)
+        pids = " ".join(str(o.launcher.pid) for o in writers)
         who, fix = f"podwatch watches none of them: {others}", f"stop all but one: `kill {pids}`"
         if (handle := self._watched) is not None:
             sample = self._processes.latest().value
             tree = sample.descendants if sample else ()
             ours = next((p.command for p in tree if p.identity == handle.launcher), "")
-            command = shown(ours.split() or self._command)
+            command = shown(ours.split() or self._run.command)
             who = f"podwatch watches pid {handle.launcher.pid} ({command}); the other is {others}"
             fix = f"stop one of them: `kill {pids}`, or `podwatch stop-training` for the one that podwatch watches"
         return Finding(
             FindingKind.TWO_WRITERS,
             Severity.CRITICAL,
-            f"two trainers write to {self._output_dir}: {who}. podwatch neither publishes nor resumes from checkpoints"
-            " that are saved meanwhile" + (f" (held back: step {held})" if held else ""),
+            f"two trainers write to {self._run.output_dir}: {who}. podwatch neither publishes nor resumes from"
+            " checkpoints that are saved meanwhile" + (f" (held back: step {held})" if held else ""),
             self.held.spans[-1].start - self._clock.wall() + now if self.held.spans else now,
             fix,
             subject="writers",
@@ -186,11 +162,10 @@ def shown(argv: tuple[str, ...] | list[str]) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def _uid_of(user: str) -> tuple[int, ...]:
-    try:
-        return (pwd.getpwnam(user).pw_uid,) if user else ()
-    except KeyError:
-        return ()
+def _processes_of(handle: TrainerHandle, sample: TrainerSample | None) -> frozenset[ProcessIdentity]:
+    tree = sample.descendants if sample is not None and sample.start_id == handle.start_id else ()
+    supervisor = () if handle.record is None else (handle.record.supervisor,)
+    return frozenset((handle.launcher, *supervisor, *(process.identity for process in tree)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,57 +180,21 @@ def recalled_spans(document: object) -> HeldBack:
     return HeldBack((HeldSpans.kept(document) or HeldSpans()).spans)
 
 
-IMPLAUSIBLE_KEY = "implausible-steps"
-"""Journal key of the highest trained step, and of the implausible checkpoints."""
-KEEP_EVERY = 60.0
-"""Seconds between two writes of the trained step to the journal; a step that is a minute old changes no result."""
 _OWN = (ProgressSource.STEP_LINE, ProgressSource.HEARTBEAT)
 
 
 class Implausible:
     """Call ``turn`` at each turn of the sensing loop, then ``findings``; neither blocks. ``turn`` updates ``held``."""
 
-    def __init__(self, held: HeldBack, journal: AsyncJournal, target: int | None) -> None:
-        self._held, self._journal, self._target = held, journal, target
-        self._named: tuple[int, str] | None = None
-        self._kept_at = float("-inf")
+    def __init__(self, held: HeldBack) -> None:
+        self._held = held
         self._since: dict[tuple[int, str], float] = {}
-        self._kept = StepEvidence.kept(journal.sync.learned(IMPLAUSIBLE_KEY)) or StepEvidence()
-        held.explain(replace(self._kept, target=target))
 
-    def turn(
-        self,
-        snapshot: Snapshot,
-        sets: tuple[CheckpointSet, ...],
-        *,
-        step_seconds: float | None,
-        run: RunState,
-        fetched: frozenset[tuple[int, str]],
-    ) -> None:
-        """Update the evidence. ``fetched``: (step, save_id) of checkpoints that were restored from the store."""
-        old = self._held.evidence
-        own = [s.step for s in snapshot.progress_of_start if s.source in _OWN and s.trained and s.step is not None]
-        highest = max(own, default=-1)
-        new = replace(old, target=self._target, step_seconds=step_seconds, believed=old.believed | fetched)
-        if old.trained is None or highest > old.trained:
-            new = replace(new, trained=highest if highest >= 0 else None, trained_wall=snapshot.wall)
-        started = run.started_from
-        for one in sets:
-            if one.held_as is not HeldAs.IMPLAUSIBLE or not one.complete:
-                continue
-            if one.step == started:  # training started from it, so the operator named it
-                new = replace(new, believed=new.believed | {(one.step, one.save_id)})
-            else:
-                new = replace(new, doubted=new.doubted | {(one.step, one.save_id)})
-        self._held.explain(new)
-        if new.doubted != old.doubted or new.believed != old.believed or snapshot.at - self._kept_at >= KEEP_EVERY:
-            self._keep(new, snapshot.at)
-
-    def release(self, found: CheckpointSet) -> None:
-        """Accept this checkpoint: the operator named it."""
-        evidence = self._held.evidence
-        self._held.explain(replace(evidence, believed=evidence.believed | {(found.step, found.save_id)}))
-        self._keep(self._held.evidence, self._kept_at)
+    def turn(self, snapshot: Snapshot) -> None:
+        """See how far training is."""
+        for sample in snapshot.progress_of_start:
+            if sample.source in _OWN and sample.trained and sample.step is not None:
+                self._held.show(sample.step)
 
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
@@ -274,12 +213,6 @@ class Implausible:
             )
             for key, one in odd.items()
         )
-
-    def _keep(self, evidence: StepEvidence, now: float) -> None:
-        self._kept_at = now
-        if evidence != self._kept:
-            self._kept = evidence
-            self._journal.post(Journal.learn, IMPLAUSIBLE_KEY, evidence.to_json())
 
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:

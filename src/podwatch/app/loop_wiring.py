@@ -19,9 +19,6 @@ from podwatch.domain.secrets import scrub
 from podwatch.recording.format import Header
 from podwatch.recording.recorder import Recorder
 
-STAGES_IN_TEMP = ("lightning", "nemo")
-"""Lightning writes a whole checkpoint into the temporary directory first ."""
-
 
 @dataclass(slots=True)
 class DaemonLoops:
@@ -93,7 +90,6 @@ def removal_rules(parts: Components) -> RemovalRules:
         steps_in_use=parts.run.config.policies.steps_in_use,
         acts=parts.settings.mode == "act",
         quota=parts.settings.disk.capacity is not None,
-        stages_in_temp=parts.run.layout.name in STAGES_IN_TEMP,
     )
 
 

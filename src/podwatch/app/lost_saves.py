@@ -69,10 +69,10 @@ class Kept:
 
 def rejected_in_a_row(sets: Sequence[CheckpointSet]) -> list[CheckpointSet]:
     """The checkpoints written since the last complete one, newest first. One that is still being written is left
-    out, unless a newer save has overtaken it."""
+    out."""
     found: list[CheckpointSet] = []
     for each in sorted(sets, key=lambda s: (s.changed_wall, s.step), reverse=True):
-        if each.completeness is Completeness.WRITING and not each.overtaken:
+        if each.completeness is Completeness.WRITING:
             continue
         if each.complete:
             break
@@ -145,7 +145,7 @@ def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> F
         at,
         f"check the trainer's log for failed saves; if these checkpoints are complete, {where} (docs/trainer.md)",
         evidence=tuple(
-            Evidence(f"step {s.step}", f"{_state(s)}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
+            Evidence(f"step {s.step}", f"{s.completeness}: {_why(s)}", Agreement.AGREES) for s in rejected[:_LISTED]
         ),
     )
 
@@ -153,10 +153,6 @@ def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> F
 def _steps(sets: Sequence[CheckpointSet]) -> str:
     steps = sorted(s.step for s in sets)
     return f"steps {steps[0]} and {steps[1]}" if len(steps) == 2 else f"steps {steps[0]} to {steps[-1]}"
-
-
-def _state(found: CheckpointSet) -> str:
-    return "abandoned by the trainer" if found.overtaken else str(found.completeness)
 
 
 def _where(found: CheckpointSet) -> str:

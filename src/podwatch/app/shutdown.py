@@ -22,7 +22,7 @@ from podwatch.domain.finding import Severity
 from podwatch.domain.lease import HolderState, LeaseAction
 from podwatch.job.exit_code import Verdict
 from podwatch.recovery.perform import tell_to_end
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 if TYPE_CHECKING:
     from podwatch.app.backup.backup import Backup

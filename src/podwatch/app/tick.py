@@ -199,13 +199,7 @@ class Tick:
         if self._recorder is not None:
             self._recorder.turn(snapshot)
         self._maintenance.turn(snapshot)
-        parts.checkpoints.implausible.turn(
-            snapshot,
-            facts.checkpoints,
-            step_seconds=sensing.state.learned.median_step_seconds,
-            run=facts.run,
-            fetched=parts.run.records.restored,
-        )
+        parts.checkpoints.implausible.turn(snapshot)
         acted = (*findings, *self._loops.pruner.findings())
         acted = acted if parts.gang is None else parts.gang.judged(acted)
         parts.recovery.consider(snapshot, acted, parts.training.two_writers.beside)

@@ -145,7 +145,7 @@ def _checkpoints(settings: Settings, run: Run, held: HeldBack, rescans: Rescans)
         watcher=Watcher(catalogue.watch_dirs, rescans.wake_from_thread, warn=run.emit.warn),
         rescans=rescans,
         held=held,
-        implausible=Implausible(held, run.journal, run.config.policies.max_steps),
+        implausible=Implausible(held),
         measurements=Measurements(workspace, layout, keep_seconds=QUARANTINE_SECONDS),
         worker=Worker("checkpoints"),
     )
@@ -196,10 +196,9 @@ def _training(
         launcher=launcher,
         environment=TrainingEnvironment(token),
         two_writers=TwoWriters(
-            settings.trainer,
+            sought_run(settings),
             checkpoints.held,
             roles=Roles(process_names(settings)),
-            layout=run.layout,
             clock=run.clock,
             journal=run.journal.sync,
             processes=sensing.trainer,

@@ -100,6 +100,10 @@ class _Seen:
     """As ``Known.ended``: said now, or before of the same files."""
 
 
+def _whole(judgement: Inspection) -> Inspection:
+    return replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
+
+
 class CompletenessChecker:
     """Judges single checkpoints for one ``Catalogue``, which keeps the results. Blocks; one thread at a time."""
 
@@ -119,8 +123,6 @@ class CompletenessChecker:
         self._records = records
         self._refused: tuple[int, tuple[RecordedFile, ...]] | None = None
         """The last save that lacked what those before it have."""
-        self._agreed: set[int] = set()
-        """Steps that another save agreed with: together they are what the trainer saves now."""
         self.slow = False
         """The filesystem is a network filesystem, which shows changes late."""
         self.writers_ended = False
@@ -144,7 +146,9 @@ class CompletenessChecker:
         record, added = self._records.same_save(step, checkpoint_identity.all_files(found)), tuple[str, ...]()
         if record is not None:
             found, added = checkpoint_identity.without_additions(found, record)
-        judgement = self._layout.judge(step, found, self._records.known)
+        judgement = self._layout.judge(step, found)
+        if record is not None and judgement.lacks:
+            judgement = _whole(judgement)
         return replace(judgement, leftovers=(*judgement.leftovers, *added)) if added else judgement
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
@@ -204,18 +208,13 @@ class CompletenessChecker:
     def _judge_now(self, seen: _Seen, earlier: Known | None) -> Inspection:
         """The judgement of what is there now: that of ``earlier`` where it was settled content, else the layout's; with
         read errors and lost files, which no layout sees."""
-        # What could not be read may be readable now: setting its mode right changes no name, size or mtime. And the
-        # saves around one that lacks something may agree with it now.
-        open_again = earlier is not None and (earlier.judgement.unreadable or earlier.judgement.lacks)
-        if earlier is not None and not open_again and earlier.quiet >= _SETTLED_CONTENT:
+        # What could not be read may be readable now: setting its mode right changes no name, size or mtime.
+        if earlier is not None and not earlier.judgement.unreadable and earlier.quiet >= _SETTLED_CONTENT:
             judgement = earlier.judgement
         else:
             judgement = self.judge(seen.step, seen.found)
         if seen.error:
             return replace(judgement, outcome=InspectionOutcome.UNKNOWN, reason=f"cannot be read: {seen.error}")
-        if judgement.lacks and seen.ended and judgement.ends is not SaveEnd.NONE:
-            # Its end is marked: nothing more comes.
-            judgement = replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(seen.found, judgement))
         # What has no answer says nothing of what is lost: a file system with errors lists less than there is.
         before = None if judgement.unreadable else self._records.of(seen.step)
@@ -226,6 +225,7 @@ class CompletenessChecker:
             return replace(judgement, outcome=outcome, pending=False, remainder=True, reason=reason)
         if before is not None and (lost := lost_files(before, own)):
             return replace(judgement, outcome=InspectionOutcome.DAMAGED, reason=lost)
+        judgement = self._compare(seen, judgement, own)
         outside = next((s.outside for s in seen.scans if s.outside and s.found.part.required), "")
         if outside and not judgement.whole:  # what it lacks can be behind the link
             reason = f"{judgement.reason} ({outside} is a symbolic link, and podwatch does not follow it)"
@@ -248,16 +248,15 @@ class CompletenessChecker:
             state.set = replace(described, completeness=Completeness.COMPLETE, save_id=state.was, reason="")
             state.settled = True
             return state
-        if judgement.whole and (lacks := self._believe(state, step, found, seen.changed)):
-            state.set = replace(state.set, reason=lacks)
-        elif judgement.whole:
+        if judgement.whole:
+            self._believe(state, step, found, seen.changed)
             return state
         return self._not_whole(state, begun=bool(seen.changed) and not judgement.pending)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> str:
-        """Set COMPLETE if all conditions hold; otherwise return what it lacks compared with earlier saves."""
+    def _believe(self, state: Known, step: int, found: tuple[PartFiles, ...], changed: float) -> None:
+        """Set COMPLETE if all conditions hold."""
         judgement, windows = state.judgement, self._windows
         save_id = checkpoint_identity.save_id(found, judgement)
         own = checkpoint_identity.recorded(checkpoint_identity.own_files(found, judgement))
@@ -271,11 +270,7 @@ class CompletenessChecker:
             odd = f", but {judgement.hole} has ranges that were never written" if judgement.hole else ""
             odd = odd or (f", but {judgement.unsized} has no end to check" if judgement.unsized else "")
             state.wait(need, f"all files present{odd}: complete after {need:.0f} s without a change")
-            return ""
-        if judgement.ends is SaveEnd.NONE and record is None:
-            patience = windows.longest(slow=self.slow) * CUT_OFF_FACTOR
-            if lacks := self._lacks(step, own, settled=state.quiet >= patience):
-                return lacks
+            return
         if judgement.hole and is_suspect(record, self._records.boot_id, before_boot=changed < self._records.boot_wall):
             reason = (
                 f"suspect after a reboot: {judgement.hole} has ranges that were never written (lost, or a sparse copy: "
@@ -285,21 +280,35 @@ class CompletenessChecker:
             state.settled, state.moving = True, False  # stays WRITING: not used, and not removed as a leftover
         else:
             self._complete(state, step, found, save_id)
-        return ""
 
-    def _lacks(self, step: int, own: tuple[RecordedFile, ...], *, settled: bool) -> str:
-        """What it lacks compared with earlier saves. ``settled``: it has not changed for so long that no more files are
-        expected; two such checkpoints in a row that agree are what the trainer saves now."""
-        reason = lacking(step, own, self._records.all)
-        if not reason or step in self._agreed:
-            return ""
-        other = self._refused
-        if settled and (other is None or other[0] != step):
-            if other is not None and agree(own, other[1]):
-                self._refused, self._agreed = None, {step, other[0]}
-                return ""
-            self._refused = step, own
-        return reason
+    def _compare(self, seen: _Seen, judgement: Inspection, own: tuple[RecordedFile, ...]) -> Inspection:
+        """A save must have every kind of file that the saves before it have. Two that agree are what the trainer saves
+        now; one alone that differs was interrupted, or it waits for the next one. What was found complete once is not
+        compared again."""
+        if not (judgement.whole or judgement.lacks) or self._records.same_save(seen.step, own) is not None:
+            return judgement
+        ends, files = judgement.ends, self._layout.compared(own)
+        before = (self._compared(r) for r in self._records.before(seen.step))
+        reason = judgement.reason or lacking(seen.step, files, before, ends=ends)
+        if not reason or (seen.ended and ends is not SaveEnd.NONE):  # its end is marked: nothing more comes
+            return _whole(judgement)
+        others = [self._compared(r).files for r in self._records.all if r.step > seen.step]
+        waited = seen.quiet >= self._patience(ends)
+        if waited and self._refused is not None and self._refused[0] != seen.step:
+            others.append(self._refused[1])
+        if any(agree(files, other, ends=ends) for other in others):
+            return _whole(judgement)
+        if waited:
+            self._refused = seen.step, files
+        return replace(judgement, outcome=InspectionOutcome.NOT_COMPLETE, lacks=True, reason=reason)
+
+    def _compared(self, record: CheckpointRecord) -> CheckpointRecord:
+        return replace(record, files=self._layout.compared(record.files))
+
+    def _patience(self, ends: SaveEnd) -> float:
+        """Seconds without a change after which no more files are expected of a save that lacks some."""
+        longest = self._windows.longest(slow=self.slow)
+        return longest * CUT_OFF_FACTOR if ends is SaveEnd.NONE else longest
 
     def _complete(self, state: Known, step: int, found: tuple[PartFiles, ...], save_id: str) -> None:
         """The last check: set COMPLETE only if these are still the files that were judged; and record it."""
@@ -342,7 +351,8 @@ class CompletenessChecker:
             return state  # stays WRITING: a checkpoint that cannot be observed must not be removed
         state.moving = begun and state.quiet < long_quiet
         if judgement.lacks:
-            if state.polls >= 2 and not state.moving:  # stays WRITING: kept until another save agrees with it
+            # It stays WRITING: kept until another save agrees with it.
+            if state.polls >= 2 and state.quiet >= self._patience(judgement.ends):
                 state.set, state.settled = replace(state.set, unclear=True), True
             return state
         if state.polls >= 2 and (state.quiet >= long_quiet or not begun):

@@ -1,32 +1,68 @@
-"""Which complete checkpoints are held back, and whose each one is.
+"""Which checkpoints are held back, and whose each one is. Pure.
 
 Held back is what was written while two trainers were running (``second_writer``), left behind on an earlier branch
-(``domain.starts``), or has a step number that no training of this run can have reached (``implausible_steps``).
+(``domain.starts``), or has a step that training cannot have reached (``implausible``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from podwatch.checkpoints.implausible_steps import StepEvidence, implausible
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.checkpoints.second_writer import Span, why_held
-from podwatch.domain.checkpoint import CheckpointSet, HeldAs
+from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet, HeldAs
 from podwatch.domain.run_state import RunState
 from podwatch.domain.starts import NOT_RECORDED, Origins
 
 NO_RECORDS = CheckpointRecords()
+_AHEAD = 2
+"""Save intervals: saves come one after the other, so one that is further above was made by no training."""
+
+
+def implausible(
+    sets: Sequence[CheckpointSet], shown: int | None, *, doubted: Collection[int] = (), trusted: Collection[int] = ()
+) -> Mapping[int, str]:
+    """Step -> why no training of this run has written it. ``shown``: the newest step that this run's trainer showed;
+    None: not known, and then only an impossible number is held against a checkpoint, and what was ``doubted`` before.
+    ``trusted``: named by the operator, or from the store.
+
+    The save before it shows how far training is, too: a log that is written late (a buffer, a line at every hundredth
+    step) must not refuse what training saves meanwhile. A log that counts epochs says nothing about checkpoints that
+    count steps: a complete one must be in its reach.
+    """
+    found: dict[int, str] = {}
+    known: list[int] = []
+    interval = 0
+    at = "" if shown is None else f": it is at step {shown}"
+    for one in sorted(sets, key=lambda s: s.step):
+        doubt = one.step in doubted and (shown is None or one.step > shown)
+        if one.step >= NO_TRAINING and one.step not in trusted:
+            found[one.step] = "the step number is impossibly high"
+        elif not one.complete:
+            continue
+        elif one.step not in trusted and (doubt or _is_far(one.step, shown, known, interval)):
+            found[one.step] = f"training has not shown this step{at}"
+        else:
+            interval = max(interval, one.step - known[-1]) if len(known) > 1 else one.step - (known or [0])[-1]
+            known.append(one.step)
+    return found
+
+
+def _is_far(step: int, shown: int | None, known: Sequence[int], interval: int) -> bool:
+    return bool(known) and shown is not None and known[0] <= shown and step > max(shown, known[-1]) + _AHEAD * interval
 
 
 class HeldBack:
     """Which checkpoints are in doubt. Read in any thread; set by one.
 
-    ``spans`` are in epoch seconds. ``evidence`` limits how far this run can be; ``origins`` answers whose a checkpoint
-    is. What was decided about a checkpoint is in its record.
+    ``spans``, in epoch seconds: when two trainers wrote. ``shown``: see ``implausible``. ``origins`` answers whose a
+    checkpoint is, ``started_from`` is the step that the operator or podwatch chose for the last start. What was decided
+    about a checkpoint is in its record.
     """
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         self.spans = tuple(spans)
-        self.evidence = StepEvidence()
+        self.shown: int | None = None
+        self.started_from: int | None = None
         self.origins = Origins()
         self.version = 0
         """Grows with each change: a caller that keeps marked checkpoints then marks them again."""
@@ -39,22 +75,26 @@ class HeldBack:
         self.version += 1
         return True
 
-    def explain(self, evidence: StepEvidence) -> None:
-        if evidence != self.evidence:
-            self.evidence = evidence
+    def show(self, step: int) -> None:
+        """This run's trainer showed this step."""
+        if self.shown is None or step > self.shown:
+            self.shown = step
             self.version += 1
 
     def follow(self, run: RunState) -> None:
         """Judge by these starts."""
         if (run.starts, run.adopted) != (self.origins.starts, self.origins.adopted):
             self.origins = Origins.of(run.starts, adopted=run.adopted)
+            self.started_from = run.started_from
             self.version += 1
 
     def mark(self, sets: Sequence[CheckpointSet], records: CheckpointRecords = NO_RECORDS) -> tuple[CheckpointSet, ...]:
         """The same checkpoints, with whose each one is, and ``held`` where one is held back. Whether a step is
         plausible depends on all of them."""
-        released = {key for key, held in records.decided.items() if not held}
-        odd = implausible(sets, replace(self.evidence, believed=self.evidence.believed | released))
+        released = {key for key, held in records.decided.items() if not held} | records.restored
+        trusted = {s.step for s in sets if (s.step, s.save_id) in released or s.step == self.started_from}
+        doubted = {s.step for s in sets if (s.step, s.save_id) in records.doubted}
+        odd = implausible(sets, self.shown, doubted=doubted, trusted=trusted)
         return tuple(self._marked(found, odd.get(found.step, ""), records) for found in sets)
 
     def _marked(self, found: CheckpointSet, odd: str, records: CheckpointRecords) -> CheckpointSet:

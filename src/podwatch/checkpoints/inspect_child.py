@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.formats import safetensors, torch_zip, unpickler
-from podwatch.checkpoints.rules import SaveFacts, TrackerFacts, inspect_save
+from podwatch.checkpoints.rules import SaveFacts, Surroundings, TrackerFacts, inspect_save
 from podwatch.checkpoints.structures import FILLED, HOLE_FROM, INDEX, FileFacts, is_model_states, matching
 from podwatch.checkpoints.table import SaveEnd, TrackerRule, TrainerTable
 from podwatch.system.files import DIRECTORY_FLAGS, open_below, open_file, read_descriptor
@@ -95,17 +95,10 @@ def _facts(request: Mapping[str, Any]) -> SaveFacts:
     finally:
         for descriptor in roots.values():
             os.close(descriptor)
-    return SaveFacts(
-        request["step"],
-        files,
-        {name: _tracker(Path(path)) for name, path in request["trackers"].items()},
-        needed_parts=frozenset(request["needed_parts"]),
-        doubtful_parts=frozenset(request["doubtful_parts"]),
-        later=request["later"],
-        other_forms=frozenset(request["other_forms"]),
-        beside=tuple(Path(path).name for path in request["beside"] if os.path.lexists(path)),
-        twin=request["twin"],
-    )
+    about = Surroundings(**request["about"])
+    trackers = {name: _tracker(Path(path)) for name, path in about.trackers.items()}
+    beside = tuple(Path(path).name for path in about.beside if os.path.lexists(path))
+    return SaveFacts(request["step"], files, trackers, about, beside)
 
 
 def _open_below(root: int, path: str) -> int:

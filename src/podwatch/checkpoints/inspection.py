@@ -53,7 +53,8 @@ class Inspection(Document):
     complete, its other parts are what is left of it (``remainder``), and not damage."""
     remainder: bool = False
     lacks: bool = False
-    """It is whole by its own files, and lacks a kind of file that the saves around it have."""
+    """It is whole by its own files, and lacks a kind of file that the saves before it have, or that such saves usually
+    have."""
     rests_on: tuple[Path, ...] = ()
     """Files outside the parts (a tracker in the parent) that the rule read: when one of them changes, the step must be
     judged again although its own files did not change."""

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
 from podwatch.checkpoints.records import RecordedFile
+from podwatch.checkpoints.rules import Surroundings
 from podwatch.checkpoints.table import TrainerTable
 from podwatch.domain.errors import IntegrityError
 from podwatch.system.pinned_directories import PinnedTree
@@ -25,19 +26,6 @@ DEADLINE = 60.0
 _MANY = 1000
 """So many files double it."""
 _UNKNOWN = InspectionOutcome.UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What an inspection must know besides the files: see ``SaveFacts``. Paths of ``trackers`` and ``beside``."""
-
-    trackers: Mapping[str, Path] = field(default_factory=dict)
-    needed_parts: Collection[str] = ()
-    doubtful_parts: Collection[str] = ()
-    later: bool = False
-    other_forms: Collection[str] = ()
-    beside: tuple[Path, ...] = ()
-    twin: str = ""
 
 
 class Inspector:
@@ -68,19 +56,12 @@ class Inspector:
         about: Surroundings | None = None,
     ) -> Inspection:
         """Exactly these files of one save. ``parts``: the directories that contain them."""
-        about = about or Surroundings()
         request = {
             "table": asdict(table),
             "step": step,
             "parts": {name: str(path) for name, path in parts.items()},
             "files": [(f.part, f.path, f.size, f.mtime_ns) for f in files],
-            "trackers": {name: str(path) for name, path in about.trackers.items()},
-            "needed_parts": sorted(about.needed_parts),
-            "doubtful_parts": sorted(about.doubtful_parts),
-            "later": about.later,
-            "other_forms": sorted(about.other_forms),
-            "beside": [str(path) for path in about.beside],
-            "twin": about.twin,
+            "about": asdict(about or Surroundings()),
         }
         answer = self._ask(request, self._deadline * (1 + len(files) / _MANY))
         try:

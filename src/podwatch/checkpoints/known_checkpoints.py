@@ -17,21 +17,22 @@ from podwatch.checkpoints.held_back import NOTHING_HELD, HeldBack
 from podwatch.checkpoints.inspection import Inspection
 from podwatch.checkpoints.inspector import INSPECTOR
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.records import CheckpointRecords
+from podwatch.checkpoints.records import CheckpointRecords, RecordSource
 from podwatch.checkpoints.scan import linked_out, replaced, without_linked
 from podwatch.checkpoints.settle_time import SettleTimes, slow_to_show
 from podwatch.checkpoints.shapes import PartDir, PartFiles
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, FileEntry, HeldAs, SymlinkEntry, newest_complete
 from podwatch.domain.errors import HostError
+from podwatch.domain.starts import NOT_RECORDED
 from podwatch.system.clock import Clock
 from podwatch.system.pinned_directories import PinnedTree
 
 _NEWEST = 4
-"""When anything changed, so many of the newest checkpoints are read file by file: these are written or rewritten."""
-_TURN = 8
-"""So many older checkpoints are then read file by file, in turn."""
+"""When anything changed, so many of the newest checkpoints are read file by file: these are written or rewritten. So
+many unsettled ones are watched for events."""
 LOOK_AROUND = 600.0
-"""Seconds between two full listings even if nothing seems to have changed: a safety net."""
+"""Seconds between two rescans that read every checkpoint file by file, even if nothing seems to have changed: a safety
+net. What starts or stores a checkpoint reads all its files again."""
 _FRESH_NS = 2_000_000_000
 """Seconds. A directory that changed this recently can change again with the same time: file systems round times."""
 _PENDING_LIMIT = 2 * 3600.0
@@ -92,7 +93,7 @@ class Catalogue:
         self._settling = CompletenessChecker(layout, clock, self._windows, self.records, roots=self._roots_known)
         self._known: dict[int, Known] = {}
         self._complete: frozenset[tuple[int, str]] = frozenset()
-        self._turn = 0
+        self._all_read = float("-inf")
         self._roots: tuple[tuple[str, int, int], ...] = ()
         self._listed: float | None = None
         self._lock = threading.Lock()
@@ -170,7 +171,9 @@ class Catalogue:
             self._unlisted = ""
             settling = self._settling
             settling.begin(slow=slow_to_show(self.layout.watch_roots()), writers_ended=writers_ended)
-            close = self._look_closely(steps)
+            every = len(steps) <= _NEWEST or now - self._all_read >= LOOK_AROUND
+            self._all_read = now if every else self._all_read
+            close = set(sorted(steps)[0 if every else -_NEWEST :])
             fresh: dict[int, Known] = {}
             with self.layout.reading():
                 for step in sorted(steps):
@@ -237,26 +240,28 @@ class Catalogue:
 
     def release(self, found: CheckpointSet) -> None:
         """Hold this checkpoint back no more: the operator named it. In the thread of the rescans."""
-        self.records.release((found.step, found.save_id))
+        self.records.change((found.step, found.save_id), released=True)
 
     def record_starts(self) -> None:
-        """Record of each complete checkpoint which start wrote it, as its times show it now. Call it when a start
-        begins: what exists then is of those before. Blocks."""
+        """Record of each complete checkpoint which start wrote it, as its times show it now: no clock that is set later
+        changes that. Call it when a start begins: what exists then is of those before. Blocks."""
         with self._lock:
             for found in self.sets:
-                if found.complete and found.start_id:
-                    self.records.belongs((found.step, found.save_id), found.start_id)
+                key = found.step, found.save_id
+                if found.complete and found.start_id and not self.records.origins.get(key, NOT_RECORDED).start_id:
+                    self.records.change(key, start_id=found.start_id)
 
     def recognise(self, found: CheckpointSet, start_id: str, branch: str) -> None:
         """The store has exactly this checkpoint, and says that this start wrote it, on this branch. Blocks."""
+        key, stored = (found.step, found.save_id), RecordSource.RESTORED
         with self._lock:
-            self.records.recognise((found.step, found.save_id), start_id, branch)
+            self.records.change(key, source=stored, start_id=start_id, branch=branch)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _nothing_new(self) -> bool:
         """Whether everything is as at the last listing, and settled. Reads only the guards, lists no directory."""
-        if self._listed is None or self._clock.monotonic() - self._listed >= LOOK_AROUND:
+        if self._listed is None or self._clock.monotonic() - self._all_read >= LOOK_AROUND:
             return False
         if any(stamp(path) != (mtime_ns, inode) for path, mtime_ns, inode in self._roots):
             return False
@@ -267,7 +272,7 @@ class Catalogue:
         return {str(path) for path in (*self.layout.watch_roots(), self.layout.output_dir)}
 
     def _compare_again(self, states: Mapping[int, Known]) -> None:
-        """A save that lacks what the saves around it have is judged again when another one is complete."""
+        """A save that lacks what the saves before it have is judged again when another one is complete."""
         complete = frozenset((step, k.was) for step, k in states.items() if k.set.complete)
         if complete != self._complete:
             self._complete = complete
@@ -303,16 +308,6 @@ class Catalogue:
             )
         return parts
 
-    def _look_closely(self, steps: Mapping[int, object]) -> set[int]:
-        ordered = sorted(steps)
-        close = set(ordered[-_NEWEST:])
-        older = ordered[:-_NEWEST]
-        if older:
-            start = self._turn % len(older)
-            close.update((older[start:] + older[:start])[:_TURN])
-            self._turn = start + _TURN
-        return close
-
     def _judge(self, step: int, found: Sequence[PartFiles]) -> Inspection:
         return self._settling.judge(step, found)
 
@@ -327,9 +322,7 @@ class Catalogue:
             enough = _PENDING_LIMIT if known.judgement.pending else limit
             ahead = newest is None or step > newest.step
             if ahead and known.quiet < enough and not known.judgement.damaged:
-                known.set = replace(
-                    known.set, completeness=Completeness.WRITING, overtaken=self._overtaken(known.set, known.judgement)
-                )
+                known.set = replace(known.set, completeness=Completeness.WRITING)
             else:
                 known.settled = True
         self._sets = tuple(self._known[s].set for s in sorted(self._known))
@@ -337,18 +330,6 @@ class Catalogue:
         unsettled = [k for k in self._known.values() if k.set.completeness is Completeness.WRITING][-_NEWEST:]
         self._open = tuple(
             Path(p.path) for k in unsettled for p in k.set.parts if p.required and (p.size_bytes or p.complete)
-        )
-
-    def _overtaken(self, found: CheckpointSet, judgement: Inspection) -> bool:
-        """Whether a trainer that waits for each save has started the missing part of a newer save since this one last
-        changed: then the missing part never comes, and the checkpoint is never complete."""
-        missing = {p.name for p in found.parts if p.required and not p.complete}
-        if not self.layout.saves_block or judgement.pending:
-            return False
-        newer = (k.set for step, k in self._known.items() if step > found.step)
-        return any(
-            n.began_wall > found.changed_wall and missing & {p.name for p in n.parts if p.complete or p.size_bytes}
-            for n in newer
         )
 
     def _remember(self) -> None:
@@ -360,6 +341,9 @@ class Catalogue:
                 parts = {p.name: p.size_bytes for p in found.parts if p.size_bytes}
                 self.records.grow((found.step, found.save_id), parts, found.file_count)
         for found in self.sets:
-            if found.held_as is HeldAs.TWO_WRITERS:
-                self.records.hold((found.step, found.save_id), found.held)
+            key = found.step, found.save_id
+            if found.held_as is HeldAs.TWO_WRITERS and key not in self.records.decided:
+                self.records.change(key, held=found.held)
+            if found.complete:
+                self.records.change(key, doubted=found.held_as is HeldAs.IMPLAUSIBLE)
         self.records.keep_only({s.step for s in self._sets})

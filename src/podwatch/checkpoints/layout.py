@@ -8,7 +8,6 @@ import heapq
 import json
 import os
 import stat
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,27 +16,24 @@ from pathlib import Path
 
 from podwatch.checkpoints.command import Command, positive
 from podwatch.checkpoints.inspection import Inspection, InspectionOutcome
-from podwatch.checkpoints.inspector import INSPECTOR, Inspector, Surroundings
+from podwatch.checkpoints.inspector import INSPECTOR, Inspector
 from podwatch.checkpoints.places import Listing, Places, is_shared, main_part, status_of
-from podwatch.checkpoints.records import CheckpointRecord, RecordedFile, is_same_save
+from podwatch.checkpoints.records import RecordedFile
 from podwatch.checkpoints.resume import StartPoint, resume_command, resume_settings_in_script
-from podwatch.checkpoints.rules import missing_form
+from podwatch.checkpoints.rules import Surroundings
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.checkpoints.shapes import PartDir, PartFiles, ResumeCommand, Site
-from podwatch.checkpoints.structures import UNFINISHED_INDEX
-from podwatch.checkpoints.table import TrainerTable
-from podwatch.checkpoints.templates import forms_of, number_in
+from podwatch.checkpoints.structures import UNFINISHED_INDEX, matching
+from podwatch.checkpoints.templates import number_in
 from podwatch.checkpoints.trainer import Trainer
 from podwatch.domain.run import valid_ids
 from podwatch.system.files import read_small
 
-Known = Mapping[int, CheckpointRecord]
-"""The records of what was found complete."""
 _NOWHERE = Path("/nonexistent")
 _STATE_LIMIT = 64 << 20
 _TRACKER_LIMIT = 4096
-_NEIGHBOURS = 3
-"""So many saves before a step, and after it, are tried until one is found to compare with."""
+_NEWEST = 3
+"""So many of the newest saves are asked for the step at which training is done."""
 _SLOW = 5.0
 """Seconds. An inspection that took longer and gave no answer is repeated..."""
 _PATIENCE = 10.0
@@ -46,11 +42,9 @@ _PATIENCE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Inspected:
-    """``files``: a digest of their list. ``forms``: those of its own files. ``again``: monotonic seconds before which
-    it is not inspected again."""
+    """``files``: a digest of their list. ``again``: monotonic seconds before which it is not inspected again."""
 
     files: bytes
-    forms: frozenset[str]
     found: Inspection
     again: float = 0.0
 
@@ -65,22 +59,13 @@ class Layout(Places):
         """Why ``layout = "auto"`` chose this one; empty if the configuration named it."""
         self._listing: Listing | None = None
         self._inspected: dict[int, _Inspected] = {}
-        self._compared: dict[tuple[int, int], _Inspected] = {}
-        self._reading: set[int] = set()
-        """The threads in ``reading``."""
         self._last_values: tuple[object, Mapping[str, object]] = (None, {})
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """One child reads for this thread as long as it lasts: starting one takes a fifth of a second."""
-        self._compared.clear()
-        self._reading.add(threading.get_ident())
-        try:
-            with self.inspector:
-                yield
-        finally:
-            self._reading.discard(threading.get_ident())
-            self._compared.clear()
+        with self.inspector:
+            yield
 
     # -- the table ----------------------------------------------------------------------------------------------------
 
@@ -99,12 +84,6 @@ class Layout(Places):
     def counts_all(self) -> bool:
         """``Inspection.world_size`` counts every process, not only the data-parallel ranks among them."""
         return self.trainer.facts.world_size_is_total
-
-    @property
-    def saves_block(self) -> bool:
-        """Training waits for each save: when the next save starts, the one before has ended. False where the trainer
-        can save asynchronously, or where that is unknown."""
-        return self.trainer.facts.saves_block
 
     @property
     def finish_lines(self) -> tuple[str, ...]:
@@ -149,13 +128,14 @@ class Layout(Places):
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
-    def judge(self, step: int, parts: Sequence[PartFiles], known: Known | None = None) -> Inspection:
-        """Apply the completeness rule. Reads markers and headers, never whole files. ``known``: of the saves that were
-        found complete: what was added to them later is not asked of other saves."""
+    def judge(self, step: int, parts: Sequence[PartFiles]) -> Inspection:
+        """Apply the completeness rule. Reads markers and headers, never whole files. Always a new inspection, except
+        of a save whose last inspection took long and gave no answer."""
         listing = self._listing or self._look()
         table = listing.table
         own = [p for p in parts if p.part.name in table.parts]
-        outside = (*self._tracker_paths(table).values(), *self._beside(listing, step))
+        trackers = [self._tracker_path(table, rule) for rule in table.trackers if not rule.target]
+        outside = (*trackers, *self._beside(listing, step))
         deleted = self._is_deleted(listing, step)
         main = next((p for p in own if p.part.name == table.deleted_with), None)
         if main is not None and not main.files and len(own) > 1:
@@ -171,18 +151,28 @@ class Layout(Places):
                 rests_on=outside,
                 deleted=deleted,
             )
-        seen = self._inspect(listing, step, own, known or {})
-        found = seen.found
-        verdict = replace(
-            found, leftovers=_leftovers(own, found), rests_on=outside, deleted=deleted and not found.whole
-        )
-        if not found.whole or _is_as_known(own, (known or {}).get(step)):
-            return verdict
-        lacking = missing_form(table, self._required_forms(listing, step, known or {}), seen.forms)
-        if not lacking:
-            return verdict
-        reason = f"{lacking} is missing, which the saves around it have"
-        return replace(verdict, outcome=InspectionOutcome.NOT_COMPLETE, lacks=True, reason=reason)
+        before = self._inspected.get(step)
+        unanswered = before is not None and before.files == _digest(own) and before.again > time.monotonic()
+        found = before.found if before is not None and unanswered else self._ask(listing, step, own).found
+        leftovers = _leftovers(own, found)
+        return replace(found, leftovers=leftovers, rests_on=outside, deleted=deleted and not found.whole)
+
+    def compared(self, files: Sequence[RecordedFile]) -> tuple[RecordedFile, ...]:
+        """The files as they are compared with those of other saves: named below the step's own entry, without those
+        that no resume reads."""
+        table = self.table
+        several = len(table.parts) > 1 and not table.either
+        named = [
+            replace(
+                f,
+                part=main_part(table) if table.either else f.part,
+                path=f.path.partition("/")[2] if is_shared(table, f.part) else f.path,
+            )
+            for f in files
+        ]
+        names = [f.named(several=several) for f in named]
+        ignored = set(matching(names, (*table.unchecked, *table.not_part)))
+        return tuple(f for f in named if f.named(several=several) not in ignored)
 
     def inspect_staged(self, step: int, parts: Sequence[PartDir]) -> tuple[tuple[PartFiles, ...], Inspection]:
         """A save that was stored whole, as it lies in these directories. Nothing around its place says anything about
@@ -191,7 +181,7 @@ class Layout(Places):
         names = [name for name in table.parts if name in given or not table.either]
         dirs = [given.get(name) or PartDir(name, _NOWHERE, name not in table.if_any) for name in names]
         own = [scan_part(part).found for part in dirs]
-        about = Surroundings(needed_parts=frozenset(given))
+        about = Surroundings(needed_parts=tuple(given))
         found = self.inspector.inspect(table, step, {p.part.name: _place_of(p) for p in own}, _recorded(own), about)
         return tuple(own), replace(found, leftovers=_leftovers(own, found))
 
@@ -199,74 +189,24 @@ class Layout(Places):
         part = listing.table.deleted_with
         return bool(part) and step not in listing.entries[part] and _is_absent(self._fresh(listing, part, step).top)
 
-    def _inspect(self, listing: Listing, step: int, own: Sequence[PartFiles], known: Known) -> _Inspected:
-        """Always a new inspection, except of a save that this thread has just read to compare another one with it, and
-        of one whose last inspection took long and gave no answer."""
-        files, ready = _digest(own), self._compared.pop((threading.get_ident(), step), None)
-        if ready is not None and ready.files == files:
-            return ready
-        before = self._inspected.get(step)
-        if before is not None and before.files == files and before.again > time.monotonic():
-            return before
-        return self._ask(listing, step, own, known)
-
-    def _ask(self, listing: Listing, step: int, own: Sequence[PartFiles], known: Known) -> _Inspected:
+    def _ask(self, listing: Listing, step: int, own: Sequence[PartFiles]) -> _Inspected:
         table, began = listing.table, time.monotonic()
         places = {p.part.name: _place_of(p) for p in own}
         twins = listing.entries[own[0].part.name].get(step, ()) if table.alone else ()
         about = Surroundings(
-            self._tracker_paths(table),
-            listing.existing,
-            frozenset(table.if_any) - listing.existing,
+            {rule.file: str(self._tracker_path(table, rule)) for rule in table.trackers if not rule.target},
+            sorted(listing.existing),
+            sorted(frozenset(table.if_any) - listing.existing),
             later=bool(listing.steps) and listing.steps[-1] > step,
-            other_forms=self._other_forms(listing, step, known) if table.usual else (),
-            beside=self._beside(listing, step),
+            beside=[str(path) for path in self._beside(listing, step)],
             twin=f"{twins[1].name}, beside {twins[0].name}," if len(twins) > 1 else "",
         )
         found = self.inspector.inspect(table, step, places, _recorded(own), about)
-        forms = forms_of(set(_names(own)) - set(found.leftovers))
         now = time.monotonic()
         slow = found.outcome is InspectionOutcome.UNKNOWN and now - began > _SLOW
         again = now + (now - began) * _PATIENCE if slow else 0.0
-        seen = self._inspected[step] = _Inspected(_digest(own), forms, found, again)
+        seen = self._inspected[step] = _Inspected(_digest(own), found, again)
         return seen
-
-    # -- comparing with the saves around it ---------------------------------------------------------------------------
-    # A save has every form of file that both the save before it and the save after it have. Two saves that agree are
-    # the new form; one alone that differs was interrupted, or it waits for the next one. What was found complete once
-    # is not compared again: the one that agreed with it can be gone.
-
-    def _required_forms(self, listing: Listing, step: int, known: Known) -> frozenset[str]:
-        before = [s for s in reversed(listing.steps) if s < step][:_NEIGHBOURS]
-        after = [s for s in listing.steps if s > step][:_NEIGHBOURS]
-        found = [self._forms_of_first(listing, few, known) for few in (before, after)]
-        usable = [forms for forms in found if forms is not None]
-        return frozenset.intersection(*usable) if usable else frozenset()
-
-    def _forms_of_first(self, listing: Listing, steps: Sequence[int], known: Known) -> frozenset[str] | None:
-        """Of the first save that is whole but for this comparison; None if none is."""
-        for other in steps:
-            if other in known:
-                return _forms_known(listing.table, known[other])
-            own = self._scanned(listing, other)
-            seen = self._inspected.get(other)
-            if seen is None or seen.files != _digest(own):
-                seen = self._ask(listing, other, own, known)
-                if threading.get_ident() in self._reading:
-                    self._compared[threading.get_ident(), other] = seen
-            if seen.found.whole:
-                return seen.forms
-        return None
-
-    def _other_forms(self, listing: Listing, step: int, known: Known) -> frozenset[str]:
-        """Forms that any of the newest other saves has."""
-        found: set[str] = set()
-        for other in [s for s in reversed(listing.steps) if s != step][:_NEIGHBOURS]:
-            if other in known:
-                found |= _forms_known(listing.table, known[other])
-            else:
-                found |= forms_of(_names(self._scanned(listing, other)))
-        return frozenset(found)
 
     def _scanned(self, listing: Listing, step: int) -> list[PartFiles]:
         return [scan_part(part).found for part in self._parts(listing, step) if part.name in listing.table.parts]
@@ -310,7 +250,7 @@ class Layout(Places):
             own = self._scanned(listing, newest)
             seen = self._inspected.get(newest)
             if seen is None or seen.files != _digest(own):
-                seen = self._ask(listing, newest, own, {})
+                seen = self._ask(listing, newest, own)
             if seen.found.is_export:
                 yield newest, "the export at the end of the run"
 
@@ -363,7 +303,7 @@ class Layout(Places):
     def _target_on_disk(self) -> int | None:
         """What the newest readable checkpoint says."""
         listing = self._look() if self.trainer.facts.target_in else None
-        for step in heapq.nlargest(_NEIGHBOURS, listing.steps if listing is not None else ()):
+        for step in heapq.nlargest(_NEWEST, listing.steps if listing is not None else ()):
             for path in self.step_paths(step):
                 for file, key in self.trainer.facts.target_in.items():
                     if (value := positive(_value_in(path / file, key))) is not None:
@@ -418,18 +358,6 @@ def _digest(own: Sequence[PartFiles]) -> bytes:
     return digest.digest()
 
 
-def _names(own: Sequence[PartFiles]) -> list[str]:
-    """Names of files as rules know them. A checkpoint that is one file has nothing to compare."""
-    several = len(own) > 1
-    return [] if any(map(_is_file, own)) else [f.named(several=several) for f in _recorded(own)]
-
-
-def _is_as_known(own: Sequence[PartFiles], record: CheckpointRecord | None) -> bool:
-    """Whether it has every file, unchanged, that it had when it was found complete."""
-    files = [RecordedFile(f.part, f.path, f.size, f.mtime_ns) for p in own for f in p.files]
-    return record is not None and is_same_save(record, files)
-
-
 def _leftovers(own: Sequence[PartFiles], found: Inspection) -> tuple[str, ...]:
     names = frozenset(found.leftovers)
     lead = {p.part.name: f"{p.part.name}:" if len(own) > 1 else "" for p in own}
@@ -439,16 +367,6 @@ def _leftovers(own: Sequence[PartFiles], found: Inspection) -> tuple[str, ...]:
         for f in (p.files if names else ())
         if f"{lead[p.part.name]}{_below(p, f.path)}" in names
     )
-
-
-def _forms_known(table: TrainerTable, record: CheckpointRecord) -> frozenset[str]:
-    """The forms of the files that it had."""
-    several, names = len(table.parts) > 1 and not table.either, set[str]()
-    for file in record.files:
-        path = file.path.partition("/")[2] if is_shared(table, file.part) else file.path
-        if path:
-            names.add(f"{file.part}:{path}" if several else path)
-    return forms_of(names)
 
 
 def _value_in(path: Path, key: str) -> object:

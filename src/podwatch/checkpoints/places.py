@@ -366,10 +366,6 @@ class Places:
         found += [Tracker(p, target=own[0].name) for p in self._links(table) if own and p.parent == own[0].top.parent]
         return tuple(found)
 
-    def _tracker_paths(self, table: TrainerTable) -> Mapping[str, Path]:
-        """Tracker by the name that rules use -> its path. Those that are links are read by no rule."""
-        return {rule.file: self._tracker_path(table, rule) for rule in table.trackers if not rule.target}
-
     def _tracker_path(self, table: TrainerTable, rule: TrackerRule) -> Path:
         template = self._template(table, rule.file, next(iter(table.parts)))
         return template.root / template.name

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from podwatch.checkpoints.table import SaveEnd
 from podwatch.checkpoints.templates import form_of
@@ -30,8 +30,8 @@ MOST = 128
 """How many records are kept at all: those of a thousand checkpoints are 30 MiB. What has none is inspected and waited
 for like a new one."""
 _COMPARED = 2
-"""A save without a mark at its end must have what so many saves before it have. A file that only one of them has (an
-export, a best model) is not required."""
+"""A save must have what so many saves before it have. A file that only one of them has (an export, a best model) is not
+required."""
 _TOLERANCE = 0.01
 """A file can be this much smaller: buffers and states of data loaders vary a little."""
 _SMALL = 64 * 1024
@@ -88,6 +88,8 @@ class CheckpointRecord(Document):
     held: Text = ""
     """Why it is held back: a second trainer ran while it was written. ``released``: the operator named it since."""
     released: Flag = False
+    doubted: Flag = False
+    """Its step was implausible when it was looked at last: a podwatch that knows no step of training doubts it, too."""
     deleted: Flag = False
     """The checkpoint is no longer on this pod."""
 
@@ -149,14 +151,13 @@ def is_suspect(record: CheckpointRecord | None, boot_id: str, *, before_boot: bo
     return record.boot_id != boot_id and not record.sparse
 
 
-def lacking(step: int, files: Files, records: Iterable[CheckpointRecord]) -> str:
-    """What a save without a mark at its end lacks, compared with those before it; empty if nothing. Truncation of some
-    formats shows in nothing else."""
-    below = (r for r in records if r.step < step and r.ends is SaveEnd.NONE)
-    before = sorted(below, key=lambda r: (r.wall, r.step))[-_COMPARED:]
+def lacking(step: int, files: Files, records: Iterable[CheckpointRecord], *, ends: SaveEnd = SaveEnd.NONE) -> str:
+    """What a save lacks, compared with those before it; empty if nothing. Without a mark at its end also their number
+    and size count: truncation of some formats shows in nothing else."""
+    before = sorted((r for r in records if r.step < step), key=lambda r: (r.wall, r.step))[-_COMPARED:]
     if not before:
         return ""
-    new, olds = _by_form(files), [_by_form(record.files) for record in before]
+    new, olds = _by_form(files), [_by_form(r.files, sized=ends is r.ends is SaveEnd.NONE) for r in before]
     for form in sorted(frozenset.intersection(*(frozenset(old) for old in olds))):
         count = min(len(old[form]) for old in olds)
         if len(new.get(form, ())) < count:
@@ -167,10 +168,10 @@ def lacking(step: int, files: Files, records: Iterable[CheckpointRecord]) -> str
     return ""
 
 
-def agree(one: Files, other: Files) -> bool:
-    """Whether both have the same kinds of files, about as large. Two saves that agree are not both interrupted: the
-    trainer now saves other files."""
-    first, second = _by_form(one), _by_form(other)
+def agree(one: Files, other: Files, *, ends: SaveEnd = SaveEnd.NONE) -> bool:
+    """Whether both have the same kinds of files, without a mark at their end also as many and about as large. Two saves
+    that agree are not both interrupted: the trainer now saves other files."""
+    first, second = (_by_form(files, sized=ends is SaveEnd.NONE) for files in (one, other))
     return first.keys() == second.keys() and all(
         len(sizes) == len(second[form])
         and not any(_is_too_small(a, b) or _is_too_small(b, a) for a, b in zip(sizes, second[form], strict=True))
@@ -182,12 +183,13 @@ def _content(file: RecordedFile) -> tuple[str, str, int, int]:
     return file.part, file.path, file.size, file.mtime_ns
 
 
-def _by_form(files: Files) -> dict[str, list[int]]:
-    """Name without its numbers -> the sizes of the files that have it, smallest first."""
+def _by_form(files: Files, *, sized: bool = True) -> dict[str, list[int]]:
+    """Name without its numbers -> the sizes of the files that have it, smallest first; not ``sized``: as if it were one
+    empty file."""
     found = defaultdict[str, list[int]](list)
     for file in files:
         found[form_of(f"{file.part}/{file.path}")].append(file.size)
-    return {form: sorted(sizes) for form, sizes in found.items()}
+    return {form: sorted(sizes) if sized else [0] for form, sizes in found.items()}
 
 
 def _is_too_small(size: int, wanted: int) -> bool:
@@ -293,6 +295,10 @@ class CheckpointRecords:
         """(step, save_id) -> what its record says of its origin."""
         self.decided: Mapping[tuple[int, str], str] = {}
         """(step, save_id) -> why it is held back, empty if the operator released it."""
+        self.doubted: frozenset[tuple[int, str]] = frozenset()
+        """(step, save_id) of those with an implausible step."""
+        self.restored: frozenset[tuple[int, str]] = frozenset()
+        """(step, save_id) of what came from this run's store."""
         self.all: tuple[CheckpointRecord, ...] = ()
         """Oldest first."""
 
@@ -305,14 +311,13 @@ class CheckpointRecords:
             self._all = {**self._all, **found}
             self._learn()
 
-    @property
-    def restored(self) -> frozenset[tuple[int, str]]:
-        """(step, save_id) of what came from this run's store."""
-        return frozenset(r.key for r in self.all if r.source is RecordSource.RESTORED)
-
     def of(self, step: int) -> CheckpointRecord | None:
         """Of the newest save of this step that is still here."""
         return self.known.get(step)
+
+    def before(self, step: int) -> Sequence[CheckpointRecord]:
+        """Those of lower steps with which the save of this step is compared."""
+        return [r for r in self.all if r.step < step][-_COMPARED:]
 
     def same_save(self, step: int, files: Sequence[RecordedFile]) -> CheckpointRecord | None:
         """The record of exactly this save, also of one that was away."""
@@ -334,29 +339,11 @@ class CheckpointRecords:
             count = max(file_count, record.file_count)
             self._keep(replace(record, parts={**record.parts, **larger}, file_count=count))
 
-    def hold(self, key: tuple[int, str], why: str) -> None:
-        """Hold this checkpoint back until the operator names it. Blocks."""
-        record = self._all.get(key)
-        if record is not None and not record.held:
-            self._keep(replace(record, held=why))
-
-    def release(self, key: tuple[int, str]) -> None:
-        """The operator named it. Blocks."""
+    def change(self, key: tuple[int, str], **changes: Any) -> None:
+        """Note what became known of a checkpoint, where it has a record. Blocks."""
         record = self._all.get(key)
         if record is not None:
-            self._keep(replace(record, released=True))
-
-    def belongs(self, key: tuple[int, str], start_id: str) -> None:
-        """Record which start wrote it: no clock that is set later changes that. Blocks."""
-        record = self._all.get(key)
-        if record is not None and not record.start_id:
-            self._keep(replace(record, start_id=start_id))
-
-    def recognise(self, key: tuple[int, str], start_id: str, branch: str) -> None:
-        """A manifest in the store has equal files: it is as if it had come from there. Blocks."""
-        record = self._all.get(key)
-        if record is not None:
-            self._keep(replace(record, source=RecordSource.RESTORED, start_id=start_id, branch=branch))
+            self._keep(replace(record, **changes))
 
     def keep_only(self, steps: Collection[int]) -> None:
         """Of steps that are gone, only the newest records stay: the next save is compared with them. Blocks."""
@@ -386,6 +373,8 @@ class CheckpointRecords:
         self.all = tuple(sorted(self._all.values(), key=lambda r: (r.wall, r.step)))
         decided = (r for r in self._all.values() if r.held or r.released)
         self.decided = {r.key: "" if r.released else r.held for r in decided}
+        self.doubted = frozenset(r.key for r in self._all.values() if r.doubted)
+        self.restored = frozenset(r.key for r in self._all.values() if r.source is RecordSource.RESTORED)
         self.origins = {r.key: r.origin for r in self._all.values()}
         present = (record for record in self._all.values() if not record.deleted)
         self.known = {r.step: r for r in sorted(present, key=lambda r: (r.wall, r.save_id))}

@@ -34,26 +34,36 @@ class TrackerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an inspection must know besides the files. ``trackers``: the name that rules use -> the path.
+    ``needed_parts`` and ``doubtful_parts``: parts of ``if_any`` that other steps have, or that nobody has yet.
+    ``later``: a later step exists. ``beside``: paths beside the step that must not exist. ``twin``: another directory
+    of the same step."""
+
+    trackers: Mapping[str, str] = field(default_factory=dict)
+    needed_parts: Sequence[str] = ()
+    doubtful_parts: Sequence[str] = ()
+    later: bool = False
+    beside: Sequence[str] = ()
+    twin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveFacts:
-    """One save as it was read. ``needed_parts`` and ``doubtful_parts``: parts of ``if_any`` that other steps have, or
-    that nobody has yet. ``later``: a later step exists. ``other_forms``: forms of the file names of other saves, empty
-    without one. ``beside``: names beside the step that must not exist and do. ``twin``: another directory of the same
-    step."""
+    """One save as it was read. ``beside``: names of what is there of ``about.beside``."""
 
     step: int
     files: Files
-    trackers: Mapping[str, TrackerFacts] = field(default_factory=dict)
-    needed_parts: frozenset[str] = frozenset()
-    doubtful_parts: frozenset[str] = frozenset()
-    later: bool = False
-    other_forms: frozenset[str] = frozenset()
+    trackers: Mapping[str, TrackerFacts]
+    about: Surroundings
     beside: tuple[str, ...] = ()
-    twin: str = ""
 
 
 def inspect_save(table: TrainerTable, save: SaveFacts) -> Inspection:
     """What is missing counts before what is broken: a save that is being written is both."""
-    refused = save.twin and f"{save.twin} is step {save.step} too: move one of them away, or use layout custom"
+    refused = (
+        save.about.twin and f"{save.about.twin} is step {save.step} too: move one of them away, or use layout custom"
+    )
     unreadable = next((f"{n}: {f.unreadable}" for n, f in sorted(save.files.items()) if f.unreadable), "")
     if refused or unreadable:
         return Inspection(InspectionOutcome.UNKNOWN, refused or f"cannot be read: {unreadable}")
@@ -80,8 +90,12 @@ def inspect_save(table: TrainerTable, save: SaveFacts) -> Inspection:
             problems=_by_part(table, found),
             faults=tuple(dict.fromkeys(s.reason for s in found[:_MOST_FAULTS])),
         )
+    lacks = next((s.reason for s in _conditions(table.usual, files)), "")
     return replace(
         about,
+        outcome=InspectionOutcome.NOT_COMPLETE if lacks else InspectionOutcome.WHOLE,
+        reason=lacks,
+        lacks=bool(lacks),
         ends=_end(table, save, files, shape),
         save_token="-".join(t for t in shape.tokens if t),
         world_size=_world_size(table, shape),
@@ -118,12 +132,6 @@ def _shortfalls(table: TrainerTable, save: SaveFacts, files: Files, shape: SaveS
         yield Shortfall(f"{holes[0]} has ranges that were never written")
 
 
-def missing_form(table: TrainerTable, required: frozenset[str], forms: frozenset[str]) -> str:
-    """The first form of a file name that a save lacks, of those that it must have; empty if it has all."""
-    missing = required - forms
-    return min(missing - set(matching(missing, (*table.unchecked, *table.not_part))), default="")
-
-
 def _is_export(table: TrainerTable, files: Files, shape: SaveShape) -> bool:
     if not table.index_holds:
         return False
@@ -147,15 +155,12 @@ def _names(table: TrainerTable, save: SaveFacts, files: Files) -> Iterator[Short
         yield Shortfall(f"{name} exists: the checkpoint is being written or removed, or that was interrupted")
     for one_of in table.require:
         part = one_of[0].partition(":")[0] if ":" in one_of[0] else ""
-        if part in table.if_any and part not in save.needed_parts and not matching(files, (f"{part}:*",)):
+        if part in table.if_any and part not in save.about.needed_parts and not matching(files, (f"{part}:*",)):
             continue
         if not matching(files, [g.replace("{step}", str(save.step)) for g in one_of]):
             shown = [g.replace("{step}", str(save.step)) for g in one_of if not g.startswith("!")]
             yield Shortfall(f"{' or '.join(shown[:3])}{' or others' if len(shown) > 3 else ''} is missing")
     yield from _conditions(table.needs, files)
-    for name, others in table.usual.items():
-        known = save.other_forms
-        yield from _conditions({name: tuple(g for g in others if not known or matching(known, (g,)))}, files)
 
 
 def _conditions(conditions: Mapping[str, Globs], files: Files) -> Iterator[Shortfall]:
@@ -184,14 +189,14 @@ def _tracker(rule: TrackerRule, save: SaveFacts, files: Files) -> Iterator[Short
     (a repair, a run that went back) says nothing about it. With ``later`` steps an empty one is their affair."""
     own = matching(files, (f"{rule.part}:*",)) if rule.part else sorted(files)
     tracker = save.trackers.get(rule.file, TrackerFacts(None))
-    if not rule.proves or not own or (tracker.text is None and save.later) or _is_free(rule, tracker):
+    if not rule.proves or not own or (tracker.text is None and save.about.later) or _is_free(rule, tracker):
         return
     if tracker.text is None:
         yield Shortfall(f"{rule.file} is missing: it is written last", part=rule.part)
         return
     named = _step_named(rule, tracker.text)
     if named is None:
-        if not save.later:
+        if not save.about.later:
             yield Shortfall(f"{rule.file} is empty or garbled: it is being written", part=rule.part)
         return
     if named < save.step and tracker.mtime_ns <= max(files[n].mtime_ns for n in own) + TOLERANCE_NS:
@@ -264,7 +269,7 @@ def _path_of_model(content: Mapping[str, object]) -> object:
 def _end(table: TrainerTable, save: SaveFacts, files: Files, shape: SaveShape) -> SaveEnd:
     weak = matching(files, table.weak_if) and not matching(files, table.weak_unless)
     weak = weak or shape.ranks_unknown or any(f.has_hole or f.unsized for f in files.values())
-    weak = weak or any(p in save.doubtful_parts and not matching(files, (f"{p}:*",)) for p in table.if_any)
+    weak = weak or any(p in save.about.doubtful_parts and not matching(files, (f"{p}:*",)) for p in table.if_any)
     for rule in table.trackers:
         tracker = save.trackers.get(rule.file, TrackerFacts(None))
         weak = weak or (rule.free and (tracker.text is None or _step_named(rule, tracker.text) is None))

@@ -54,7 +54,7 @@ class TrainerTable(Document):
     """Of each list one must match."""
     ends: SaveEnd = SaveEnd.NONE
     checked_against: tuple[str, ...] = ()
-    """``project file version`` of the source from which the rules were taken."""
+    """``project version`` of the source from which the rules were taken, and its files."""
     # -- where things are
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parts that a resume does not need: deleted with the step."""
@@ -98,7 +98,7 @@ class TrainerTable(Document):
     needs: Mapping[str, Globs] = field(default_factory=dict)
     """If a file matches the glob, each of these must match one."""
     usual: Mapping[str, Globs] = field(default_factory=dict)
-    """The same, while no other save shows that this run does without."""
+    """The same, until a second save of this run does without."""
     last: Mapping[str, Globs] = field(default_factory=dict)
     """Marker -> what must not be newer. ``./`` at the begin of what it covers: below the marker's own directory."""
     step_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -142,7 +142,6 @@ class TrainerTable(Document):
     """A resume from N first shows N + this. 0 also where that is uncertain."""
     reshards: bool = False
     world_size_is_total: bool = False
-    saves_block: bool = False
     finish_lines: tuple[str, ...] = ()
     logs: Globs = ("*.log", "logs/*.log")
 

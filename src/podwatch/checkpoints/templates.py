@@ -1,7 +1,6 @@
 """Names that contain a step: ``global_step_{step}``, ``iter_{step:07d}``, ``{name}{number}``. Pure."""
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 _FIELD = re.compile(r"\{(step|number|name)(?::0?(\d{1,2})d?)?\}|(\*)")
@@ -65,10 +64,6 @@ def glob_of(text: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", text)
 
 
-def forms_of(names: Iterable[str]) -> frozenset[str]:
-    """The names without their numbers: two saves of one run have the same."""
-    return frozenset(map(form_of, names))
-
-
 def form_of(name: str) -> str:
+    """The name without its numbers: two saves of one run have the same."""
     return _DIGITS.sub("#", _LONG.sub("#", name))

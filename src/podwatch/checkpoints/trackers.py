@@ -9,7 +9,6 @@ from pathlib import Path
 
 from podwatch.checkpoints.shapes import Tracker
 from podwatch.domain.errors import HostError
-from podwatch.system.files import read_file
 from podwatch.system.pinned_directories import PinnedTree
 
 TRACKER_LIMIT = 4096
@@ -89,32 +88,15 @@ def _write(tree: PinnedTree, tracker: Tracker, old: os.stat_result | None) -> No
     tree.write(tracker.path, tracker.content or b"", mode & 0o777)
 
 
-def tracker_text(path: Path) -> str:
-    """The content without white space of ASCII around it (``str.strip`` takes control characters for white space, too);
-    empty if the file is absent, empty, too large or not text (being written). OSError: it cannot be read."""
+def wrong_trackers(trackers: Iterable[Tracker], tree: PinnedTree) -> tuple[Path, ...]:
+    """The trackers that ``repair_trackers`` would write, or refuse to. Changes nothing. Blocks."""
+    return tuple(t.path for t in trackers if _is_wrong(t, tree))
+
+
+def _is_wrong(tracker: Tracker, tree: PinnedTree) -> bool:
     try:
-        return read_file(path, TRACKER_LIMIT).strip().decode()
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
-        return ""
-    except OSError as error:
-        if error.errno in (errno.EFBIG, errno.EINVAL, errno.ELOOP):
-            return ""
-        raise
-
-
-def wrong_trackers(trackers: Iterable[Tracker]) -> tuple[Path, ...]:
-    """The trackers that ``repair_trackers`` would write. Changes nothing."""
-    return tuple(t.path for t in trackers if _wrong(t))
-
-
-def _wrong(tracker: Tracker) -> bool:
-    return tracker.path.parent.is_dir() and not _says(tracker)
-
-
-def _says(tracker: Tracker) -> bool:
-    if tracker.target is not None:
-        try:
-            return os.readlink(tracker.path) == tracker.target  # noqa: PTH115 - the text, not the resolved target
-        except OSError:
-            return False
-    return not tracker.path.is_symlink() and tracker_text(tracker.path) == (tracker.content or b"").strip().decode()
+        return not _now(tree, tracker.path).says(tracker)
+    except FileNotFoundError:
+        return False  # no directory yet
+    except (OSError, HostError):
+        return True

@@ -37,12 +37,10 @@ class Weights:
     """Where vLLM and transformers can load the model of a checkpoint.
 
     ``places``: directories with Hugging Face files, relative to the step's directory ("." is that directory, "{step}"
-    the step); the first that exists counts. ``when``: the condition for them. ``convert``: a command that makes such
-    files in a new directory TARGET from the checkpoint directory CHECKPOINT; empty: none is known that fits every
-    model. ``note``: what else is needed."""
+    the step); the first that exists counts. ``convert``: a command that makes such files in a new directory TARGET from
+    the checkpoint directory CHECKPOINT; empty: none is known that fits every model. ``note``: what else is needed."""
 
     places: tuple[str, ...] = ()
-    when: str = ""
     convert: str = ""
     note: str = ""
 
@@ -90,12 +88,19 @@ def trainer_from(
         return replace(
             Trainer.from_json({"name": name, **rest}, where=name),
             tables={key: table_from(key, table) for key, table in tables.items()},
-            command=CommandTable.from_json(values.get("command", {}), where=name),
+            command=CommandTable.from_json(_whole_rules(values.get("command", {})), where=name),
         )
     except IntegrityError as error:
         raise ConfigurationError(f"layout {name}: {error.what}", where=name, fix=error.fix) from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # a table that an operator or a package wrote
         raise ConfigurationError(f"layout {name}: its table has another shape ({error!r})", where=name) from error
+
+
+def _whole_rules(command: Mapping[str, Any]) -> dict[str, Any]:
+    """The variants of a command remove the same settings as the trainer's own rule, where they say nothing else."""
+    removed = {key: names for key, names in command.get("resume", {}).items() if key.startswith("drop")}
+    variants = [{**v, "resume": {**removed, **v["resume"]}} for v in command.get("variants", ())]
+    return {**command, "variants": variants}
 
 
 def _with_lists(sign: Mapping[str, Any]) -> dict[str, Any]:

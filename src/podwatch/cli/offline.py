@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,23 +130,15 @@ def look(settings: "Settings", problems: list[str] | None = None) -> "Catalogue"
 
 def _held_back(settings: "Settings", layout: "Layout", journal: "Journal | None", problems: list[str]) -> "HeldBack":
     """The checkpoints that a daemon would hold back if it started now, by journal and run.json."""
-    from dataclasses import replace
-
     from podwatch.app import held_back_findings
     from podwatch.checkpoints.held_back import HeldBack
-    from podwatch.checkpoints.implausible_steps import StepEvidence
+    from podwatch.domain.errors import PodwatchError
 
     held = (
         HeldBack()
         if journal is None
         else held_back_findings.recalled_spans(journal.learned(held_back_findings.TWO_WRITERS_KEY))
     )
-    if journal is not None:
-        known = StepEvidence.kept(journal.learned(held_back_findings.IMPLAUSIBLE_KEY)) or StepEvidence()
-        target = settings.trainer.max_steps
-        with suppress(PodwatchError, OSError):
-            target = target or layout.target_step(settings.trainer.command)
-        held.explain(replace(known, target=target))
     try:
         run = recorded(settings)
     except PodwatchError as error:

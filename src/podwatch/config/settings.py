@@ -494,15 +494,13 @@ class EvaluationSettings(Section):
     every_saves: int = setting(0, "evaluate every N-th complete checkpoint; 0: no", ge=0)
     every_steps: int = setting(0, "evaluate the first complete checkpoint in each N steps; 0: no", ge=0)
     at_end: bool = setting(False, "evaluate the last checkpoint of a finished run")
-    gpus: Literal["none", "free", "stop-training"] = setting(
-        "none", '"none": on the CPU; "free": on unused GPUs; "stop-training": on those of training, which stops'
+    gpus: Literal["none", "stop-training"] = setting(
+        "none", '"none": on the CPU; "stop-training": on those of training, which stops'
     )
-    gpu_count: int = fixed(1, 'number of GPUs with gpus = "free"', ge=1)
     metric: str = setting(
         "", 'number that decides which checkpoint is the best and is kept, such as "results.gsm8k.acc"'
     )
     lower_is_better: bool = setting(False, "the metric is a loss or an error")
-    regression: Ratio = fixed(0.05, "report a result that is worse than the best by more than this share", ge=0)
     timeout: Duration = setting(3600.0, "podwatch then ends it and all that it started", gt=0)
     coalesce: bool = fixed(True, "of several waiting checkpoints evaluate only the newest")
     # A full disk costs training.
@@ -756,11 +754,6 @@ class Settings(Section):
             raise ValueError("state_dir must not be inside trainer.output_dir: trainers wipe it or refuse to start")
         if (place := self.evaluation.dir) is not None and (output == place or output in place.parents):
             raise ValueError("evaluation.dir must not be inside trainer.output_dir: trainers wipe it")
-        if self.evaluation.command and self.evaluation.gpus == "free" and not (*self.gpu.inference, *self.gpu.trainer):
-            raise ValueError(
-                'evaluation.gpus = "free" needs the GPUs of training in gpu.inference or gpu.trainer: without them'
-                " every GPU can be training's, and no evaluation would ever run"
-            )
         if place is None and (self.evaluation.user or (self.evaluation.command and _is_another(self.trainer.user))):
             user = self.evaluation.user or f"{self.trainer.user}, as trainer.user says,"
             raise ValueError(

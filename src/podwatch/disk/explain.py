@@ -16,9 +16,7 @@ BY_HAND = "free space, or wait until checkpoints are in the store; `podwatch pru
 STATE_BYTES = 256 << 20
 """Least free space for podwatch's state (journal, recording, incident bundles)."""
 TEMP_BYTES = GIB
-"""Least free space for the trainer's temporary files, such as compiler output. Staged checkpoints are added."""
-NAMED = 3
-"""Checkpoints named in a finding; the dry run shows all."""
+"""Least free space for the trainer's temporary files, such as compiler output."""
 
 
 def plan_document(plan: RemovalPlan, *, done: bool = False, waits_for: str = "") -> dict[str, Any]:
@@ -87,7 +85,7 @@ def no_room(
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND, stop, stops),)
     if plan.missing_inodes > 0:
         need = f"the next save needs {next_save.usual_files} files, {disk.inodes_free} inodes are free"
-        summary = f"{need}: {plan.missing_inodes} short{_ways_out(plan)}"
+        summary = f"{need}: {plan.missing_inodes} short"
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, BY_HAND),)
     if plan.waiting:
         steps = ", ".join(str(r.step) for r in plan.waiting)
@@ -100,7 +98,6 @@ def no_room(
         summary = (
             f"a save as big as the biggest of the last ones ({format_size(next_save.bytes)}) does not fit: {free},"
             f" {format_size(plan.missing_for_biggest)} short; podwatch deletes nothing for it that is not in the store"
-            f"{_ways_out(plan)}"
         )
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, BY_HAND),)
     return ()
@@ -113,31 +110,16 @@ def _too_small(plan: RemovalPlan, disk: DiskSample, next_save: NextSave) -> str:
     margin = f" ({format_size(next_save.usual_bytes)} and the margin)" if needed >= next_save.usual_bytes else ""
     return (
         f"the next save needs {format_size(needed)}{margin}, {format_size(disk.free_bytes)} are free, podwatch {can}:"
-        f" {format_size(plan.missing_bytes)} short{_ways_out(plan)}"
+        f" {format_size(plan.missing_bytes)} short"
     )
 
 
-def _ways_out(plan: RemovalPlan) -> str:
-    ways = sorted((k for k in plan.remaining if k.unlock and k.bytes), key=lambda k: -k.bytes)
-    texts = [f"podwatch could remove {format_size(k.bytes)} if step {k.step} were {k.unlock}" for k in ways[:NAMED]]
-    return "".join(f"; {text}" for text in texts)
-
-
-def other_disks(
-    disks: Sequence[DiskSample], next_save: NextSave, *, device: int, stages_in_temp: bool, margin: float, at: float
-) -> tuple[Finding, ...]:
+def other_disks(disks: Sequence[DiskSample], *, device: int, at: float) -> tuple[Finding, ...]:
     """Findings about the file systems of temporary files, podwatch's state and the output directory. ``device``: that
     of the checkpoints; their own disk has findings of its own."""
     found = []
     for disk in disks:
-        shared = disk.device != 0 and disk.device == device
-        if disk.role == "temp" and stages_in_temp:
-            # On the checkpoints' own disk the staged copy needs space in addition to the save.
-            need = int(next_save.bytes * margin) * (2 if shared else 1)
-            if need > disk.free_bytes:
-                found.append(_no_room_to_stage(disk, need, at))
-                continue
-        if shared:
+        if disk.device != 0 and disk.device == device:
             continue
         if disk.role == "temp" and disk.free_bytes < TEMP_BYTES:
             found.append(_low(disk, "the trainer's temporary directory", at, "empty it, or set TMPDIR elsewhere"))
@@ -160,15 +142,6 @@ def part_elsewhere(disk: DiskSample, next_save: NextSave, margin: float, at: flo
     )
     fix = f"free space there; if most of a checkpoint is on it, set trainer.checkpoint_dir to {disk.path}"
     return (Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, fix, subject=disk.role),)
-
-
-def _no_room_to_stage(disk: DiskSample, need: int, at: float) -> Finding:
-    summary = (
-        f"the trainer stages the next save in {disk.path}, where {format_size(disk.free_bytes)} are"
-        f" free and {format_size(need)} are needed"
-    )
-    fix = "set TMPDIR in [trainer] env to a directory with room, or empty this one"
-    return Finding(FindingKind.DISK_NO_ROOM, Severity.CRITICAL, summary, at, fix, subject="temp")
 
 
 def _low(disk: DiskSample, what: str, at: float, fix: str) -> Finding:

@@ -161,13 +161,11 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """``bytes``: what its removal would free. ``unlock``: the condition under which podwatch would delete it, in words
-    that follow "if step N were"; empty if there is none."""
+    """``bytes``: what its removal would free."""
 
     step: int
     reason: str
     bytes: int = 0
-    unlock: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +306,7 @@ class _Taken:
 # -- what may go, in order ---------------------------------------------------------------------------------------------
 
 
-def _candidates(given: DiskFacts, keep: Mapping[int, "_Reason"]) -> Iterator[Removal]:
+def _candidates(given: DiskFacts, keep: Mapping[int, str]) -> Iterator[Removal]:
     """Everything that may go, in the order of ``RemovalKind``. Within a kind the lowest step goes first: mtimes change
     when a checkpoint is restored, and higher steps of an earlier attempt are in quarantine."""
     left = given.leftovers
@@ -402,15 +400,7 @@ def _unused_below(given: DiskFacts) -> int:
 # -- what stays, and why -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Reason:
-    """Why a checkpoint stays; ``by_pin``: only because of the operator's pin."""
-
-    text: str
-    by_pin: bool = False
-
-
-def _reasons_to_keep(given: DiskFacts) -> dict[int, _Reason]:
+def _reasons_to_keep(given: DiskFacts) -> dict[int, str]:
     """Step -> why it stays regardless of the pressure. An upload alone is no such reason."""
     newest, whole = newest_complete(tuple(given.checkpoints)), newest_whole(tuple(given.checkpoints))
     found = ((s.step, _reason_to_keep(s, newest, whole, given)) for s in given.checkpoints)
@@ -419,43 +409,41 @@ def _reasons_to_keep(given: DiskFacts) -> dict[int, _Reason]:
 
 def _reason_to_keep(
     s: CheckpointSet, newest: CheckpointSet | None, whole: CheckpointSet | None, given: DiskFacts
-) -> _Reason | None:
+) -> str | None:
     protection = given.protected.get(s.step)
     if s.held_as is HeldAs.IMPLAUSIBLE:
-        return _Reason(f"possibly not of this run: {s.held}")
+        return f"possibly not of this run: {s.held}"
     if newest is not None and s.step == newest.step:
-        return _Reason("the newest complete checkpoint")
+        return "the newest complete checkpoint"
     if whole is not None and s.step == whole.step:
-        return _Reason("the newest complete checkpoint (held back)")
+        return "the newest complete checkpoint (held back)"
     if protection is not None and protection not in YIELDING:
-        return _Reason(f"protected: {protection}")
+        return f"protected: {protection}"
     if s.step in given.pins:
-        return _Reason(f"pinned: {given.pins[s.step]}", by_pin=True)
+        return f"pinned: {given.pins[s.step]}"
     if s.completeness is Completeness.WRITING:
-        return _Reason("being written")
+        return "being written"
     if newest is None:
-        return _Reason("no complete checkpoint exists, so podwatch deletes none")
+        return "no complete checkpoint exists, so podwatch deletes none"
     if not s.complete and s.step > newest.step and s.changed_wall >= newest.changed_wall:
         # It may be the save in flight of a trainer that pauses for longer than the settle time.
-        return _Reason("newer than the newest complete checkpoint: possibly still being saved")
+        return "newer than the newest complete checkpoint: possibly still being saved"
     return None
 
 
-def _remaining(given: DiskFacts, keep: Mapping[int, _Reason], taken: _Taken) -> tuple[Remaining, ...]:
+def _remaining(given: DiskFacts, keep: Mapping[int, str], taken: _Taken) -> tuple[Remaining, ...]:
     gone = {r.step for r in taken.now if r.step is not None and not r.part}
     remaining = []
     for s in sorted(given.checkpoints, key=lambda s: -s.step):
         if s.step not in gone:
             size = given.freed_by(s) - sum(r.bytes for r in taken.now if r.step == s.step)
-            remaining.append(
-                Remaining(s.step, _why_it_stays(s, given, keep, taken), max(0, size), _unlock(s, given, keep))
-            )
+            remaining.append(Remaining(s.step, _why_it_stays(s, given, keep, taken), max(0, size)))
     return tuple(remaining)
 
 
-def _why_it_stays(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, _Reason], taken: _Taken) -> str:
+def _why_it_stays(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, str], taken: _Taken) -> str:
     if s.step in keep:
-        return keep[s.step].text
+        return keep[s.step]
     waits = next((r for r in taken.later if r.step == s.step), None)
     if waits is not None:
         when = f", due in {(given.next_save.due_in or 0.0) / 60:.0f} min"
@@ -474,9 +462,3 @@ def _why_it_stays(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, _Reason
     if given.freed_by(s) <= sum(r.bytes for r in taken.now if r.step == s.step) and given.size_here(s) > 0:
         return "its files have other names outside it: to delete it frees nothing"
     return "no store is configured, and the next save fits" if given.stored is None else "not in the store"
-
-
-def _unlock(s: CheckpointSet, given: DiskFacts, keep: Mapping[int, _Reason]) -> str:
-    if s.step in keep:
-        return "not pinned" if keep[s.step].by_pin else ""
-    return "in the store" if s.complete and not given.is_stored(s) and not given.is_ours(s) else ""

@@ -43,14 +43,12 @@ _WHOLE = (RemovalKind.STORED, RemovalKind.SURPLUS, RemovalKind.UNSTORED)
 class RemovalRules:
     """The settings of removal, as last reloaded. ``acts``: podwatch removes on its own; ``podwatch prune`` removes in
     any mode. ``steps_in_use``: see ``DiskFacts``. ``quota``: the disk's usage is the sum of the known files, so these
-    are measured even without pressure. ``stages_in_temp``: the trainer writes a whole checkpoint into the temporary
-    directory first."""
+    are measured even without pressure."""
 
     policy: DiskSettings
     steps_in_use: int = 2
     acts: bool = True
     quota: bool = False
-    stages_in_temp: bool = False
 
 
 class Pruner:
@@ -136,8 +134,7 @@ class Pruner:
         facts, margin = self._facts(), self.rules.policy.margin
         reading, others = facts.pod.disk, facts.pod.disks.value or ()
         device = reading.value.device if reading.value is not None else 0
-        stages = self.rules.stages_in_temp
-        found = other_disks(others, self._predict(), device=device, stages_in_temp=stages, margin=margin, at=reading.at)
+        found = other_disks(others, device=device, at=reading.at)
         parts = frozenset(part for record in self._records.all for part in record.parts)
         apart = (d for d in others if device and d.role not in _NO_PARTS and d.device not in (0, device))
         for disk in {d.device: d for d in apart}.values():

@@ -119,10 +119,6 @@ class CheckpointSet:
     unanswered: int = 0
     """How many inspections in a row gave no answer: a child that was killed, an I/O error, a time-out."""
     began_wall: float = 0.0
-    overtaken: bool = False
-    """It is not whole and has not changed for the longest settle time, and a trainer that saves synchronously has
-    started a newer one since: nothing will be added to it. Only reported; it counts as ``writing`` until its settle
-    time is over."""
     held: str = ""
     held_as: HeldAs | None = None
     start_id: str = ""

@@ -46,7 +46,6 @@ class EventName(StrEnum):
     EVALUATION_STARTED = "evaluation-started"
     EVALUATION_DONE = "evaluation-done"
     EVALUATION_FAILED = "evaluation-failed"
-    EVALUATION_REGRESSED = "evaluation-regressed"
     QUARANTINED = "quarantined"
     CHECKPOINT_COMPLETE = "checkpoint-complete"
     CHECKPOINT_DAMAGED = "checkpoint-damaged"

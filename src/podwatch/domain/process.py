@@ -169,14 +169,16 @@ class PodProcess:
 
 @dataclass(frozen=True, slots=True)
 class FoundTree:
-    """``trains``: it has a tie, and a training role or a CUDA context. ``attachable``: an operator can declare it the
-    trainer."""
+    """``trains``: it has a tie, and a training role or a CUDA context. ``writes``: beside a trainer of the run, it is a
+    second writer: it trains, has a checkpoint open, or has a tie and runs the command's script. ``attachable``: an
+    operator can declare it the trainer."""
 
     top: PodProcess
     answer: TreeAnswer
     reason: str
     trains: bool = False
     attachable: bool = True
+    writes: bool = False
     members: tuple[PodProcess, ...] = field(default=(), compare=False, repr=False)
 
     @property

@@ -35,8 +35,8 @@ HEAD_BYTES, TAIL_BYTES = 512 << 10, 64 << 10
 """Of the output of one run, the start and the end are kept."""
 LOCK_SECONDS = 20.0
 """How long an interrupted run may take to end before the next one of this hook starts."""
-TURN_SECONDS, DISK_TURN_SECONDS = 0.2, 0.05
-"""Between two looks at the command; and at the free space, where some must stay: a disk takes about 1 GB/s."""
+TURN_SECONDS = 0.2
+"""Between two looks at the command."""
 
 
 def give_way() -> None:
@@ -128,8 +128,6 @@ class Run:
         self.status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._orphaned = False
-        self._full: tuple[int, int] | None = None
-        """Free bytes, and those that had to stay free."""
 
     def go(self) -> dict[str, Any]:
         """Run it to its end; returns the result."""
@@ -146,11 +144,8 @@ class Run:
                 if time.monotonic() >= end:
                     timed_out = True
                     break
-                if self._fills_a_disk():
-                    break
-                pace = DISK_TURN_SECONDS if self._order["keep_free"] else TURN_SECONDS
-                self._turn(reader, min(pace, max(0.0, end - time.monotonic())))
-            if self.status is None and self._full is None:
+                self._turn(reader, min(TURN_SECONDS, max(0.0, end - time.monotonic())))
+            if self.status is None:
                 self._end_politely(reader)
             left = self._end_all()
             self._drain(reader)
@@ -200,18 +195,6 @@ class Run:
             time.sleep(min(0.05, seconds))  # closed by the command, which still runs
         self._reap()
 
-    def _fills_a_disk(self) -> bool:
-        """Whether a disk has less free space than must stay for training. Blocks where its file system hangs: podwatch
-        then ends this process after the time limit."""
-        for path, needed in self._order["keep_free"].items():
-            with suppress(OSError):
-                found = os.statvfs(path)
-                free = found.f_bavail * found.f_frsize
-                if free < needed:
-                    self._full = (free, needed)
-                    return True
-        return False
-
     def _read(self, reader: int) -> bool:
         """False once it is closed."""
         try:
@@ -257,7 +240,6 @@ class Run:
             "seconds": round(time.monotonic() - began, 3),
             "timed_out": timed_out,
             "problem": problem,
-            "full": self._full,
             "dropped": self.output.dropped,
             "tail": self.output.end(),
         }

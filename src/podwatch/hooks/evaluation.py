@@ -27,8 +27,9 @@ from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom, StoppedTrainin
 from podwatch.hooks.hook_runner import JOURNAL_PAUSE, PAGE, Desk
 from podwatch.journal import Journal
 
-WATCH_SECONDS: Final = 2.0
-"""Time between two looks at the free space and at what the next save needs, while an evaluation runs."""
+WATCH_SECONDS: Final = 1.0
+"""Time between two looks at the free space and at what the next save needs, while an evaluation runs: a disk takes
+about 1 GB in it, a fifth of the reserve."""
 HELD_SECONDS: Final = 300.0
 """A restart takes less; after that the status shows why an evaluation waits."""
 LAST_SECONDS: Final = 120.0
@@ -72,16 +73,8 @@ class Site(Protocol):
 
     async def room(self) -> Room: ...
 
-    def to_keep_free(self) -> Mapping[str, int]:
-        """Path -> bytes that must stay free on its file system, as far as podwatch knows now."""
-        ...
-
     async def newest(self) -> int | None:
         """The highest step on this pod whose checkpoint is complete or being written, after a new look."""
-        ...
-
-    def free_gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that neither this run nor anything else uses now."""
         ...
 
     async def keep_best(self, result: Result | None, text: str) -> None:
@@ -193,7 +186,7 @@ class Evaluations:
         if self._held_back and self.state.waiting and at - self._held_since > HELD_SECONDS:
             waiting = evaluations_due.named(self.state.waiting)
             text = f"podwatch does not stop training to evaluate {waiting}: {self._held_back}"
-            fix = 'if that does not end: free some disk space, or set [evaluation] gpus = "free" or "none"'
+            fix = 'if that does not end: free some disk space, or set [evaluation] gpus = "none"'
             found = (Finding(FindingKind.EVALUATION_WAITING, Severity.INFO, text, at, fix),)
         if self.state.failures < evaluations_due.FAILING_AFTER:
             return found
@@ -274,9 +267,6 @@ class Evaluations:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
 
-    def wake(self) -> None:
-        self._wake.set()
-
     def complain(self, why: str) -> None:
         self.state = replace(
             self.state, failures=max(self.state.failures, evaluations_due.FAILING_AFTER), why=scrub(why)
@@ -303,14 +293,9 @@ class Evaluations:
     async def _next(self) -> None:
         """Evaluate the first that waits, beside training."""
         target = self.state.waiting[0]
-        gpus: tuple[str, ...] = ()
-        if self.settings.gpus == "free":
-            gpus = self._site.free_gpus()[: self.settings.gpu_count]
-            if len(gpus) < self.settings.gpu_count:
-                return await self.pause(30.0)
         async with self.prepared(target) as prepared:
-            result = await self.evaluate(target, prepared, Where(",".join(gpus)))
-        return await self.keep(result, target)
+            result = await self.evaluate(target, prepared, Where(""))
+        await self.keep(result, target)
 
     def hold_back(self, why: str) -> None:
         """Record why training is not stopped for the evaluations that wait; empty: nothing prevents it."""
@@ -448,9 +433,7 @@ class Evaluations:
             )  # fmt: skip
         except (PodwatchError, OSError) as error:
             return self._failed(target, str(error), one.source)
-        done = await self._watched(start_child.run(replace(order, keep_free=self._site.to_keep_free())))
-        if done.full is not None:
-            done = replace(done, problem=_too_little(Room(*done.full)))
+        done = await self._watched(start_child.run(order))
         metrics: dict[str, float] = {}
         why = done.why(settings.timeout)
         if done.ok:
@@ -463,8 +446,7 @@ class Evaluations:
         return Result(target.step, target.save_id, ok, desk.clock.wall(), done.seconds, one.source, scrub(why), metrics)
 
     async def _watched(self, run: Coroutine[Any, Any, start_child.Result]) -> start_child.Result:
-        """The result of ``run``, which is ended early if it takes the disk space that training needs. Its worker looks
-        often; this look knows when the next save becomes larger."""
+        """The result of ``run``, which is ended early if it takes the disk space that training needs."""
         task = asyncio.create_task(run)
         try:
             while True:
@@ -498,11 +480,6 @@ class Evaluations:
     async def keep(self, result: Result, target: Target) -> None:
         """Record the result, report it, and pin the best."""
         settings, journal = self.settings, self._desk.journal
-        worse = None
-        if settings.metric:
-            worse = evaluations_due.regression(
-                self.table, result, settings.metric, lower=settings.lower_is_better, tolerance=settings.regression
-            )
         self.table = evaluations_due.with_result(self.table, result)
         await journal.run(Journal.learn, evaluations_due.RESULTS_KEY, [row.to_json() for row in self.table])
         async with self._changing:
@@ -521,14 +498,6 @@ class Evaluations:
         fields |= {"metric": settings.metric or None, "value": value}
         self._desk.emit(self._event(EventName.EVALUATION_DONE, text, result, fields))
         await self._note_best()
-        if worse is not None:
-            top, share = worse
-            text = f"{settings.metric} of step {result.step} is {value:.6g}, {_percent(share)} worse than the best,"
-            text += f" {top.metrics[settings.metric]:.6g} of step {top.step}. Training continues; `podwatch restart"
-            text += f" --step {top.step}` returns to it"
-            told: Fields = {"metric": settings.metric, "value": value, "best_step": top.step}
-            told["best_value"] = top.metrics[settings.metric]
-            self._desk.emit(self._event(EventName.EVALUATION_REGRESSED, text, result, told, Severity.WARNING))
         return None
 
     @property
@@ -562,7 +531,3 @@ def _too_little(room: Room) -> str:
 
 def _size(room: Room) -> str:
     return format_size(room.needed)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if share < 100 else "more than 100 times"

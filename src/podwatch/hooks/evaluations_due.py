@@ -1,5 +1,4 @@
-"""Which checkpoints are evaluated and when, the table of results, the best of them, and a regression
-(docs/hooks.md).
+"""Which checkpoints are evaluated and when, the table of results, and the best of them (docs/hooks.md).
 
 Pure. ``State`` is a fold over the events of the journal; a target is a checkpoint that waits for its evaluation.
 """
@@ -282,20 +281,6 @@ def best(
     others do not count."""
     known = [r for r in table if r.ok and metric in r.metrics and (there is None or (r.step, r.save_id) in there)]
     return min(known, key=lambda r: (r.metrics[metric] if lower else -r.metrics[metric], r.step), default=None)
-
-
-def regression(
-    table: Iterable[Result], new: Result, metric: str, *, lower: bool, tolerance: float
-) -> tuple[Result, float] | None:
-    """The best earlier result and by how much (a share of it) ``new`` is worse, if that is more than ``tolerance``.
-    Against a best of zero any worse value counts."""
-    top = best((r for r in table if r.step < new.step), metric, lower=lower)
-    if top is None or not new.ok or metric not in new.metrics:
-        return None
-    worse = new.metrics[metric] - top.metrics[metric] if lower else top.metrics[metric] - new.metrics[metric]
-    scale = abs(top.metrics[metric])
-    share = worse / scale if scale else (float("inf") if worse > 0 else 0.0)
-    return (top, share) if worse > 0 and share > tolerance else None
 
 
 def columns(table: Iterable[Result], metric: str = "") -> tuple[str, ...]:

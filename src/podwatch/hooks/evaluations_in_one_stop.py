@@ -4,9 +4,8 @@ one stop.
 ``Site.with_training_stopped`` (recovery/requests.py) stops training and starts it again; this runs between.
 """
 
-import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
@@ -48,19 +47,12 @@ class Where:
         return "on training's GPUs" if self.stopped else "beside training"
 
 
+@dataclass(frozen=True, slots=True)
 class Fetched:
-    """A checkpoint from the store, on this pod until ``close``."""
+    """A checkpoint from the store, ready to be evaluated; on this pod until ``files`` is closed."""
 
-    def __init__(self) -> None:
-        self.prepared: Prepared | Result | None = None
-        self._stack = contextlib.AsyncExitStack()
-
-    async def fetch(self, owner: "Evaluations", target: Target, *, patient: bool) -> None:
-        """Raises NoRoom if ``patient``."""
-        self.prepared = await self._stack.enter_async_context(owner.prepared(target, patient=patient))
-
-    async def close(self) -> None:
-        await self._stack.aclose()
+    prepared: "Prepared"
+    files: contextlib.AsyncExitStack
 
 
 class Batch:
@@ -102,9 +94,9 @@ class Batch:
 
     async def _one(self, target: Target, where: Where) -> None:
         here = self._fetched.get(target)
-        if here is not None and here.prepared is not None:
+        if here is not None:
             result = await self._owner.evaluate(target, here.prepared, where)
-            await here.close()
+            await here.files.aclose()
         else:
             async with self._owner.prepared(target) as prepared:
                 result = await self._owner.evaluate(target, prepared, where)
@@ -117,7 +109,6 @@ class StoppedTraining:
     def __init__(self, owner: "Evaluations", desk: "Desk", site: "Site") -> None:
         self._owner, self._desk, self._site = owner, desk, site
         self._fetched: dict[Target, Fetched] = {}
-        self._fetching: asyncio.Task[None] | None = None
         self._missing: dict[Target, float] = {}
         """Since when (monotonic) a target is neither complete here nor in the store."""
         self._full = False
@@ -129,9 +120,6 @@ class StoppedTraining:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._fetching is not None:
-            self._fetching.cancel()
-            await asyncio.wait([self._fetching])
         for target in tuple(self._fetched):
             await self._release(target)
 
@@ -142,7 +130,9 @@ class StoppedTraining:
         for target in tuple(self._fetched):
             if target not in owner.state.waiting:  # a newer one replaced it
                 await self._release(target)
-        self._fetch_next(local)
+        if not (self._full and self._fetched) and (absent := self._to_fetch(local)) is not None:
+            await self._fetch(absent)
+            return
         ready = evaluations_due.ready(owner.state, local, self._fetched)
         targets = evaluations_due.stop_for(owner.state, ready, self._desk.clock.wall(), site.desired)
         refused = site.stop_refused()
@@ -174,49 +164,32 @@ class StoppedTraining:
 
     # -- the store
 
-    def _fetch_next(self, local: Sequence[tuple[int, str]]) -> None:
-        if self._fetching is not None and not self._fetching.done():
-            return
-        if self._fetching is not None:
-            self._fetching.result()
-            self._fetching = None
-        if self._full and self._fetched:
-            return
-        target = next(self._to_fetch(local), None)
-        if target is not None:
-            self._fetching = asyncio.create_task(self._fetch(target), name="fetch for an evaluation")
-
-    def _to_fetch(self, local: Sequence[tuple[int, str]]) -> Iterator[Target]:
-        """The targets that are not here: those in the store, and those that have been missing for so long that the
-        attempt to fetch them says why."""
+    def _to_fetch(self, local: Sequence[tuple[int, str]]) -> Target | None:
+        """The first target that is not here and is in the store, or has been missing for so long that the attempt to
+        fetch it says why."""
         now, stored = self._desk.clock.monotonic(), self._site.stored()
         absent = [
             t for t in self._owner.state.waiting if t not in self._fetched and not evaluations_due.among(t, local)
         ]
         self._missing = {t: self._missing.get(t, now) for t in absent}
-        for target in absent:
-            if evaluations_due.among(target, stored) or now - self._missing[target] > MISSING_SECONDS:
-                yield target
+        long = (t for t in absent if evaluations_due.among(t, stored) or now - self._missing[t] > MISSING_SECONDS)
+        return next(long, None)
 
     async def _fetch(self, target: Target) -> None:
-        one = Fetched()
+        files = contextlib.AsyncExitStack()
         self._full = False
         try:
-            await one.fetch(self._owner, target, patient=bool(self._fetched))
+            one = await files.enter_async_context(self._owner.prepared(target, patient=bool(self._fetched)))
         except NoRoom:
             self._full = True
             return
-        finally:
-            self._owner.wake()
-            if one.prepared is None:
-                await one.close()
-        if isinstance(one.prepared, Result):  # it cannot be fetched: that is its result
-            await one.close()
-            await self._owner.give_up(target, one.prepared)
-            return
-        self._fetched[target] = one
+        if isinstance(one, Result):  # it cannot be fetched: that is its result
+            await files.aclose()
+            await self._owner.give_up(target, one)
+        else:
+            self._fetched[target] = Fetched(one, files)
 
     async def _release(self, target: Target) -> None:
         one = self._fetched.pop(target, None)
         if one is not None:
-            await one.close()
+            await one.files.aclose()

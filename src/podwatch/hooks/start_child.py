@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -34,8 +34,7 @@ RESULT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One run. ``env`` can hold secrets: it is passed by a pipe. ``lock`` and ``log`` are paths, empty for none.
-    ``keep_free``: path -> bytes that must stay free on its file system; the command is killed when fewer are left."""
+    """One run. ``env`` can hold secrets: it is passed by a pipe. ``lock`` and ``log`` are paths, empty for none."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -49,13 +48,11 @@ class Order:
     gid: int | None = None
     groups: tuple[int, ...] = ()
     grace: float = GRACE_SECONDS
-    keep_free: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``code`` is None if the command did not start or was ended. ``tail``: the end of its output, as it is. ``full``:
-    free bytes and bytes to keep free, where it was ended for them."""
+    """``code`` is None if the command did not start or was ended. ``tail``: the end of its output, as it is."""
 
     code: int | None
     seconds: float = 0.0
@@ -63,11 +60,10 @@ class Result:
     problem: str = ""
     tail: str = field(default="", repr=False)
     dropped: int = 0
-    full: Sequence[int] | None = None
 
     @property
     def ok(self) -> bool:
-        return self.code == 0 and not self.timed_out and not self.problem and self.full is None
+        return self.code == 0 and not self.timed_out and not self.problem
 
     @property
     def last_line(self) -> str:

@@ -22,8 +22,8 @@ from podwatch.recovery.command_diff import differences
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.start_plan import changed_configs, changed_files, config_digests, working_directory
 from podwatch.system import procfs
-from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.process_roles import program
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 COMMAND_POLL: Final = 60.0
 """Seconds between two comparisons of the running command with the configured one; each hashes a few small files."""

@@ -22,7 +22,7 @@ from podwatch.journal import Journal
 from podwatch.recovery.confirm_resume import Confirmation, confirm
 from podwatch.recovery.state import Phase, Tools
 from podwatch.system.clock import Clock
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 MAX_SAMPLES = 64
 LOADED_ABOVE_BASE = 2 << 30

@@ -20,8 +20,8 @@ from podwatch.journal.explaining_line import decisive, since
 from podwatch.recovery.context import Attempt, OpenFailure, RecoveryContext
 from podwatch.recovery.restart_budget import Decision, Failure, after_failure, blame_of, broken_machine
 from podwatch.recovery.start import StartFailed
-from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.errors_in_output import LOG_LINES_KEPT
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 EVIDENCE_SECONDS: Final = 10.0
 """Limit for the incident bundle. The restart does not wait longer: idle GPUs cost money."""

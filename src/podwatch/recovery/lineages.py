@@ -17,7 +17,7 @@ from podwatch.recovery import start_plan
 from podwatch.recovery.context import RecoveryContext
 from podwatch.recovery.start_entries import CLOCK_SET_BACK, enter_running
 from podwatch.system import procfs
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 
 class Lineages:

@@ -42,7 +42,8 @@ from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.start import Starter
 from podwatch.recovery.start_entries import enter_running, first_start
 from podwatch.sensors.base import Wakeable
-from podwatch.trainer.base import Look, TrainerHandle
+from podwatch.trainer.start_and_adopt import Look
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 ADOPT: Final = "--adopt-existing"
 """Kind of request: a flag of `podwatch run`."""

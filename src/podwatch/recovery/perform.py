@@ -54,10 +54,9 @@ from podwatch.recovery.state import GangStart, Phase, Tools
 from podwatch.store.restore.inspect_staged import NotInspected
 from podwatch.system.child import run_child
 from podwatch.system.procfs import send_signal
-from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.errors_in_output import LOG_LINES_KEPT
-from podwatch.trainer.trainer_handle import SupervisedTrainer
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 if TYPE_CHECKING:
     from podwatch.store.restore.restore import Restored
@@ -784,11 +783,7 @@ async def tell_to_end(tools: Tools, handle: TrainerHandle | None, why: str) -> b
 
 
 async def _sigterm(handle: TrainerHandle) -> None:
-    if (
-        isinstance(handle, SupervisedTrainer)
-        and handle.supervisor_lives()
-        and send_signal(handle.record.supervisor, signal.SIGTERM)
-    ):
+    if handle.ask_to_end():
         return
     refused: PodwatchError | None = None
     for process in (await handle.tree()).value or ():

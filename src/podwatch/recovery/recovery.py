@@ -34,7 +34,7 @@ from podwatch.recovery.requests import Requests
 from podwatch.recovery.restart_budget import MACHINE_FAULTS, MACHINE_RULES
 from podwatch.recovery.start import Starter
 from podwatch.recovery.state import GangStart, RecoveryState
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 BY_HAND: Final = "run"
 """Kind of request: `podwatch run` typed on a terminal."""

@@ -28,8 +28,8 @@ from podwatch.recovery.observe import Observer, recall
 from podwatch.recovery.perform import Cleaned, Evaluating, Outcome, Performer, Work, stopping
 from podwatch.recovery.start import Starter
 from podwatch.recovery.state import newest_step
-from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.rules import TrainerChoice, choose_trainer
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 CLEAN_SECONDS: Final = 600.0
 """For the answer to `podwatch clean`; what it moves is renamed."""
@@ -383,7 +383,7 @@ class Requests:
         prepared = await tools.blocking(self.starter.prepare, choice.step)
         ahead = await tools.blocking(tools.layout.ahead_of, choice.step)
         trackers = await tools.blocking(tools.layout.trackers, choice.step)
-        wrong = await tools.blocking(wrong_trackers, trackers)
+        wrong = await tools.blocking(wrong_trackers, trackers, tools.workspace.tree)
         handle = self.context.handle
         return {
             **answer,

@@ -24,7 +24,8 @@ from podwatch.recovery.context import Attempt, RecoveryContext
 from podwatch.recovery.start_entries import entered
 from podwatch.recovery.state import GangStart, Phase, newest_step
 from podwatch.system.procfs import patiently
-from podwatch.trainer.base import CannotExecute, TrainerHandle
+from podwatch.trainer.start_and_adopt import CannotExecute
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 LITTER_SECONDS = 30.0
 """Limit for finding stale files; a start does not wait longer for it."""

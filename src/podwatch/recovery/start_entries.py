@@ -8,7 +8,7 @@ from podwatch.domain.snapshot import Supervision
 from podwatch.domain.starts import StartedBy, Starts, TrainerStart, changed_start, find_start, with_start
 from podwatch.recovery import start_plan
 from podwatch.recovery.state import Tools
-from podwatch.trainer.base import TrainerHandle
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 CLOCK_SET_BACK = 2.0
 """Seconds by which a start must have begun earlier than recorded. Some file systems round times to so many."""

@@ -18,7 +18,7 @@ from podwatch.domain.run import StartRecord, given_in, identity
 from podwatch.domain.secrets import scrub, scrub_argv
 from podwatch.recovery.command_diff import grouped
 from podwatch.system.files import read_file
-from podwatch.trainer.base import StartPlan
+from podwatch.trainer.start_and_adopt import StartPlan
 
 MAX_DIGEST_BYTES = 1 << 20
 """A larger file named in a command is data, not configuration."""

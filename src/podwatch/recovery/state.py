@@ -29,7 +29,8 @@ from podwatch.system.clock import Clock
 from podwatch.system.files import ReservedSpace
 from podwatch.system.files_clock import FilesClock
 from podwatch.system.own_directories import Workspace
-from podwatch.trainer.base import Launcher, TrainerHandle
+from podwatch.trainer.start_and_adopt import SupervisorLauncher
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 if TYPE_CHECKING:
     from podwatch.store.restore.thread import RestoreThread  # a daemon without a store does not need it
@@ -189,7 +190,7 @@ class Tools:
     clock: Clock
     journal: AsyncJournal
     emit: Emit
-    launcher: Launcher
+    launcher: SupervisorLauncher
     run: RunFiles
     sensors: TrainerSensors
     environment: TrainingEnvironment

@@ -150,10 +150,6 @@ def on_event(
         case EventName.TRAINER_FINISHED:
             cost, do = cost_of(0, account), "end the machine, if podwatch does not: it is still billed"
             book.say(Topic.FINISHED, Change.HAPPENED, Severity.INFO, "training is finished", event, cost=cost, do=do)
-        case EventName.EVALUATION_REGRESSED:
-            title = f"step {event.fields.get('step')} is worse than the best evaluation"
-            do = "compare the two with `podwatch eval`"
-            book.say(Topic.FINDINGS, Change.HAPPENED, Severity.WARNING, title, event, do=do)
         case EventName.DAEMON_STOPPING if event.fields.get("preempted"):
             do = "start another machine, if no controller does: `podwatch run` continues there from the store"
             title = "this machine is being preempted"

@@ -12,8 +12,8 @@ from podwatch.sensors.base import end_task, slot
 from podwatch.sensors.progress import ProgressSensor
 from podwatch.system.clock import Clock, until_beat
 from podwatch.system.procfs import exit_of, open_pidfd
-from podwatch.trainer.base import TrainerHandle
 from podwatch.trainer.process_roles import RolePatterns
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 # -- ends that are seen at once --------------------------------------------------------------------------------------
 # A descriptor of each process of the run (pidfd) becomes readable when it ends, which costs an idle daemon nothing. The

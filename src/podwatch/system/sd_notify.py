@@ -76,7 +76,7 @@ class SocketNotifier:
         self._send(f"EXTEND_TIMEOUT_USEC={max(0, int(seconds * 1_000_000))}")
 
     def job_ended(self, code: int) -> None:
-        self._send(f"PODWATCH_END=1\nPODWATCH_END_CODE={code}")
+        self._send(f"PODWATCH_END={code}")
 
     def close(self) -> None:
         self._socket.close()

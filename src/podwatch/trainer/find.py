@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from podwatch.domain.process import FoundTree, PodProcess, ProcessIdentity, ProcessRole
 from podwatch.system import procfs
-from podwatch.trainer.process_roles import Roles, Target, named_in_argv, named_in_files, program
-from podwatch.trainer.rules import SoughtRun, classify_trees
+from podwatch.trainer.names_of_run import Target, is_below, named_in_argv, named_in_files
+from podwatch.trainer.process_roles import Roles, program
+from podwatch.trainer.rules import SoughtRun, classify_trees, writers_beside
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
 
-__all__ = ["find_trees", "read_pod", "read_process", "sought_run", "users_of"]
+__all__ = ["PodReader", "find_trees", "read_pod", "read_process", "sought_run", "users_of"]
 
 _START_ID = "PODWATCH_START_ID"
 """Variable of each process that a supervisor of podwatch started, also another podwatch's."""
@@ -56,22 +57,71 @@ def find_trees(run: SoughtRun, roles: Roles, *, own_pid: int = 0) -> tuple[Found
     return classify_trees(read_pod(run, roles, own_pid=own_pid), run)
 
 
-def read_pod(run: SoughtRun | None, roles: Roles, *, own_pid: int = 0) -> list[PodProcess]:
-    """Return every process of the pod that runs, kernel threads left out. ``own_pid``: podwatch (0: this process).
-    Without ``run``, nothing is read that ties a process to it."""
-    own_pid = own_pid or os.getpid()
-    own, above = {own_pid, *procfs.descendants(own_pid)}, procfs.ancestors(own_pid)
-    found = [process for pid in procfs.all_pids() if (process := read_process(pid, roles, run)) is not None]
-    target = Target(run.output_dir, follow_links=True) if run is not None else None
-    return [
-        replace(
-            process,
-            podwatch=process.pid in own or program(process.argv)[0] == _RUNS_COMMANDS,
-            above_podwatch=process.pid in above,
-            names_output=_names_output(process, target) if run and target and _may_name(process, run, own) else "",
-        )
-        for process in found
-    ]
+def read_pod(run: SoughtRun, roles: Roles, *, own_pid: int = 0) -> list[PodProcess]:
+    """Return every process of the pod that runs, kernel threads left out. ``own_pid``: podwatch (0: this process)."""
+    return PodReader(roles).read(run, own_pid=own_pid)
+
+
+READ_EVERY, YOUNG_SECONDS = 12, 120.0
+"""A process that used no CPU is read again at every twelfth reading, a young one at every reading: CPU is counted in
+hundredths of a second, and opening a file takes less. Saving a checkpoint takes more."""
+
+
+class PodReader:
+    """Reads the processes of the pod again and again. Blocks."""
+
+    def __init__(self, roles: Roles) -> None:
+        self._roles = roles
+        self._turn = 0
+        self._run: SoughtRun | None = None
+        self._known: dict[int, tuple[tuple[object, ...], PodProcess | None]] = {}
+        """What shows that nothing has changed, and what was read: None for a thread of the kernel."""
+        self._before: frozenset[ProcessIdentity] = frozenset()
+
+    def knew(self, identity: ProcessIdentity) -> bool:
+        """Return whether the reading before the last one found it."""
+        return identity in self._before
+
+    def read(self, run: SoughtRun, *, own_pid: int = 0, but: Collection[int] = ()) -> list[PodProcess]:
+        """Return every process that runs but those of these pids. ``own_pid``: podwatch (0: this process)."""
+        own_pid = own_pid or os.getpid()
+        own, above = {own_pid, *procfs.descendants(own_pid)}, procfs.ancestors(own_pid)
+        kept, self._known = self._known if run == self._run else {}, {}
+        self._before = frozenset(process.identity for _, process in kept.values() if process is not None)
+        self._run, self._turn = run, self._turn + 1
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        found = []
+        for pid in procfs.all_pids():
+            line = procfs.read_stat(pid) if pid not in but else None
+            if line is None or line.state in "ZXx":
+                continue
+            mark = (line.start_ticks, line.cpu_ticks, line.parent_pid, line.group, line.session, line.name)
+            before = kept.get(pid)
+            again = (pid + self._turn) % READ_EVERY == 0
+            young = before is not None and before[1] is not None and before[1].identity.age(now) < YOUNG_SECONDS
+            if before is None or before[0] != mark or again or young:
+                before = (mark, self._read(line, run, own))
+            self._known[pid] = before
+            if (process := before[1]) is not None:
+                ours = pid in own or program(process.argv)[0] == _RUNS_COMMANDS
+                age = process.identity.age(now)
+                found.append(replace(process, podwatch=ours, above_podwatch=pid in above, age=age))
+        return found
+
+    def _read(self, line: procfs.ProcStat, run: SoughtRun, own: Collection[int]) -> PodProcess | None:
+        process = read_process(line.pid, self._roles, run)
+        if process is None or not run.output_dir or not _may_name(process, run, own):
+            return process
+        target = Target(run.output_dir, follow_links=True)
+        said = named_in_argv(process.argv, process.cwd, target) or named_in_files(process.argv, process.cwd, target)
+        return replace(process, names_output=said)
+
+    def find_writers(self, run: SoughtRun, ours: Collection[ProcessIdentity]) -> tuple[FoundTree, ...]:
+        """Return what may write checkpoints of the run beside ``ours``, the trainer that podwatch watches and its
+        supervisor. Blocks."""
+        pids = {identity.pid for identity in ours}
+        above = {parent for pid in pids for parent in procfs.ancestors(pid)} - pids
+        return writers_beside(self.read(run, but=pids), run, pids, above)
 
 
 def read_process(pid: int, roles: Roles, run: SoughtRun | None = None) -> PodProcess | None:
@@ -112,20 +162,14 @@ def _with_ties(process: PodProcess, run: SoughtRun) -> PodProcess:
         gpus=frozenset() if use is None else use.gpus,
         writes=tuple(procfs.open_for_writing(pid, inside)),
         start_id=procfs.environment_value(pid, _START_ID) or "",
-        age=process.identity.age(time.clock_gettime(time.CLOCK_BOOTTIME)),
     )
 
 
 def _inside(path: str, run: SoughtRun) -> bool:
-    return any(root and path.startswith(root.rstrip("/") + "/") for root in (run.output_dir, run.checkpoint_dir))
+    return is_below(path, run.output_dir) or is_below(path, run.checkpoint_dir)
 
 
 def _may_name(process: PodProcess, run: SoughtRun, own: Collection[int]) -> bool:
     """Whether files that its command names are worth reading."""
     users = run.users is None or (bool(process.users) and run.users.issuperset(process.users))
     return users and process.pid not in own and len(process.argv) > 1
-
-
-def _names_output(process: PodProcess, target: Target) -> str:
-    """Return, as text, how a path that leads through links, or a configuration file, names output_dir."""
-    return named_in_argv(process.argv, process.cwd, target) or named_in_files(process.argv, process.cwd, target)

@@ -12,7 +12,7 @@ from podwatch.system import procfs
 from podwatch.system.procfs import boot_id, from_here, is_alive, pid_namespace, send_signal
 from podwatch.trainer.find import read_pod, read_process
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.rules import copies_of_environment, serves_terminals, to_signal
+from podwatch.trainer.rules import SoughtRun, own_processes, serves_terminals, to_signal
 from podwatch.trainer.supervisor_files import SupervisorRecord, read_end
 
 _ENDED = frozenset("ZXx")
@@ -39,20 +39,6 @@ def sample(status: procfs.ProcStat, roles: Roles) -> ProcessSample:
         cuda=None if use is None else use.context,
         gpus=frozenset() if use is None else use.gpus,
     )
-
-
-def marked(start_id: str, users: frozenset[int] | None = None) -> list[ProcessIdentity]:
-    """Return the living processes of these users (None: any) whose environment has the id of this start, as far as it
-    can be read. Scans /proc."""
-    found = []
-    for pid in procfs.all_pids():
-        if users is not None and not users.issuperset(procfs.users(pid) or (-1,)):
-            continue
-        if procfs.environment_value(pid, "PODWATCH_START_ID") == start_id:
-            status = procfs.read_stat(pid)
-            if status is not None and status.state not in _ENDED:
-                found.append(ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace()))
-    return found
 
 
 def leads_session(launcher: ProcessIdentity) -> bool:
@@ -121,7 +107,7 @@ class LocalTree:
         self._supervisor = None if record is None else record.supervisor
         self._known: set[ProcessIdentity] = {launcher}
         self._copies: set[ProcessIdentity] = set()
-        """Processes with the marker that an operator gave it, as judged when they were first seen."""
+        """Processes with the start id that an operator gave it, as judged when they were first seen."""
 
     def _ended(self) -> float | None:
         """Return when the launcher ended: as recorded, or as first missed here. None at that first look: all processes
@@ -177,18 +163,15 @@ class LocalTree:
         return [found for _, found in fresh.values()]
 
     def _marked(self, start_id: str) -> set[ProcessIdentity]:
-        """Return the processes that the marker proves to be ours. One that is not below the supervisor, or below a
-        process that was, can have a copy of the environment: a shell or a debugger of an operator."""
-        found = set(marked(start_id, self._users)) - self._copies
-        roots = [identity.pid for identity in self._known if is_alive(identity)]
-        if self._supervisor is not None and is_alive(self._supervisor):
-            roots.append(self._supervisor.pid)
-        below = {pid for root in roots for pid in (root, *procfs.descendants(root))}
-        if outside := {identity for identity in found if identity.pid not in below}:
-            earlier = {one for one in outside if one.start_ticks < self._launcher.start_ticks}
-            pids = copies_of_environment([one.pid for one in outside - earlier], read_pod(None, self._roles))
-            self._copies |= earlier | {one for one in outside if one.pid in pids}
-        return found - self._copies
+        """Return the processes that the start id proves to be ours. An operator's shell or debugger can have a copy of
+        the environment: a process that was not ours when it was first seen never is."""
+        run = SoughtRun("", self._users, start_ids=frozenset({start_id}))
+        processes = read_pod(run, self._roles)
+        own = {
+            p.identity for p in own_processes(processes, run) if p.identity.start_ticks >= self._launcher.start_ticks
+        }
+        self._copies |= {p.identity for p in processes if p.start_id == start_id} - own - self._known
+        return own - self._copies
 
     def _spared(self, samples: Collection[ProcessSample], *, fresh: bool) -> frozenset[int]:
         """Return the spared pids. Without ``fresh``, judge again only if a process came, went or became another

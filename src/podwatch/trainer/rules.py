@@ -14,15 +14,21 @@ a parent whose command line ends with the child's (``uv run``, ``timeout 10h``, 
 One file, although long: what is attached to, what is waited for and what a stop may signal must never be two answers.
 """
 
-import posixpath
 import re
-import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from podwatch.domain.process import FoundTree, PodProcess, ProcessIdentity, ProcessRole, TreeAnswer
-from podwatch.trainer.process_roles import looks_like_reader, looks_like_trainer, program, repeats_command, script_of
+from podwatch.trainer.names_of_run import (
+    Target,
+    configuration_files,
+    is_below,
+    named_in_argv,
+    names_another_output,
+    repeats_command,
+)
+from podwatch.trainer.process_roles import SHELLS, looks_like_reader, looks_like_trainer, program, script_of
 
 __all__ = [
     "TRAINING",
@@ -31,13 +37,15 @@ __all__ = [
     "begun_since",
     "choose_trainer",
     "classify_trees",
-    "copies_of_environment",
     "gpu_holders",
     "is_operators",
     "is_tool",
     "may_belong",
+    "own_processes",
     "serves_terminals",
+    "supervised_start",
     "to_signal",
+    "writers_beside",
 ]
 
 
@@ -61,7 +69,6 @@ class SoughtRun:
 
 TRAINING: Final = frozenset({ProcessRole.LAUNCHER, ProcessRole.TRAINER, ProcessRole.ORCHESTRATOR})
 _SERVING: Final = frozenset({ProcessRole.INFERENCE, ProcessRole.ENGINE})
-_SHELLS: Final = frozenset({"sh", "bash", "rbash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "nu"})
 _TERMINALS: Final = frozenset(
     {"tmux", "tmate", "screen", "zellij", "dtach", "abduco", "sshd", "sshd-session", "dropbear", "mosh-server", "ttyd"}
 )
@@ -103,9 +110,9 @@ def is_tool(argv: Sequence[str]) -> bool:
 def _is_shell(process: PodProcess) -> bool:
     """By what the kernel runs, where that is known: ``exec -a torchrun bash`` is a shell."""
     if process.exe and _base(process.exe) != "busybox":
-        return _base(process.exe) in _SHELLS
+        return _base(process.exe) in SHELLS
     applet = process.argv[1:2] if _base(process.argv[0] if process.argv else "") == "busybox" else process.argv[:1]
-    return any(_base(word).lstrip("-") in _SHELLS for word in (process.name, *applet))
+    return any(_base(word).lstrip("-") in SHELLS for word in (process.name, *applet))
 
 
 def _split_options(words: Sequence[str], values: frozenset[str]) -> tuple[list[str], Sequence[str]]:
@@ -168,96 +175,19 @@ def _may_train(process: PodProcess) -> bool:
     return process.role in TRAINING or (_is_python(process) and bool(script_of(process.argv)))
 
 
-def _below(path: str, root: str) -> bool:
-    return bool(path and root) and (path == root or path.startswith(root.rstrip("/") + "/"))
-
-
 # -- ties --------------------------------------------------------------------------------------------------------------
-
-_WRITES: Final = re.compile(
-    r"^o$|(?:^|[-_.])(?:out(?:put)?|save|sav(?:e|ing)|ckpts?|checkpoints?|run|work|default[-_.]root|logging)"
-    r"(?:[-_.]?(?:dir(?:ectory)?|path|folder|root|to|base))?$|hydra\.(?:run|sweep)\.dir$",
-    re.IGNORECASE,
-)
-"""Names of options that say where a program writes."""
-_READS: Final = re.compile(r"resume|load|from|init|model|input|data|eval|pretrained|restore", re.IGNORECASE)
-_RUN_NAME: Final = re.compile(r"(?:^|[-_.])(?:run|exp(?:eriment)?)[-_.]?name$", re.IGNORECASE)
-_CONFIGS: Final = (".toml", ".yaml", ".yml", ".json")
-
-
-def _words(argv: Sequence[str]) -> list[str]:
-    """The words of a command, those of the argument of ``sh -c`` included."""
-    found = list(argv)
-    for word in argv[1:]:
-        if " " in word:
-            try:
-                found += shlex.split(word)
-            except ValueError:
-                found += word.split()
-    return found
-
-
-def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(name, value) of ``--name value``, ``--name=value`` and ``name=value``."""
-    words = _words(argv)
-    for n, word in enumerate(words):
-        key, equals, value = word.partition("=")
-        if equals:
-            yield key.lstrip("-+~"), value.strip("\"'")
-        elif word.startswith("-") and n + 1 < len(words):
-            yield word.lstrip("-"), words[n + 1]
-
-
-def _writes_to(key: str) -> bool:
-    return bool(_WRITES.search(key)) and not _READS.search(key)
-
-
-def _path(value: str, cwd: str) -> str:
-    return posixpath.normpath(posixpath.join(cwd or "/", value))
-
-
-def _says_output(process: PodProcess, run: SoughtRun) -> str:
-    """Return the option that names output_dir, whole or with its last parts in other values (prime-rl: ``--output-dir
-    PARENT --run.name LAST``); empty if none does."""
-    options = list(_options(process.argv))
-    values = {value for _, value in options}
-    for key, value in options:
-        if not _writes_to(key) or not value or value.startswith("-"):
-            continue
-        if not process.cwd and not value.startswith("/"):  # its directory cannot be read: in doubt it matches
-            if run.output_dir.endswith("/" + posixpath.normpath(value)):
-                return f"its command says {key} {value}"
-            continue
-        path = _path(value, process.cwd)
-        rest = run.output_dir[len(path) :].strip("/").split("/") if _below(run.output_dir, path) else None
-        if path == run.output_dir or (rest is not None and path != "/" and values.issuperset(rest)):
-            return f"its command says {key} {value}"
-    return ""
-
-
-def _says_another_output(process: PodProcess, run: SoughtRun) -> bool:
-    parts = run.output_dir.split("/")
-    for key, value in _options(process.argv):
-        if _RUN_NAME.search(key) and value not in parts:
-            return True
-        if _writes_to(key) and "/" in value and not value.startswith("-"):
-            path = _path(value, process.cwd)
-            if not _below(path, run.output_dir) and not _below(run.output_dir, path):
-                return True
-    return False
-
-
-def _configuration_files(argv: Sequence[str], cwd: str) -> set[str]:
-    values = (word.rpartition("=")[2].lstrip("@") for word in _words(argv)[1:])
-    return {_path(value, cwd) for value in values if value.endswith(_CONFIGS)}
 
 
 def _saves(process: PodProcess, run: SoughtRun) -> str:
     for path in process.writes:
-        inside = path[len(run.output_dir) :] if _below(path, run.output_dir) else ""
-        if _below(path, run.checkpoint_dir) or _CHECKPOINT.search(inside):
+        inside = path[len(run.output_dir) :] if is_below(path, run.output_dir) else ""
+        if is_below(path, run.checkpoint_dir) or _CHECKPOINT.search(inside):
             return path
     return ""
+
+
+def _writes_elsewhere(process: PodProcess, run: SoughtRun) -> bool:
+    return names_another_output(process.argv, process.cwd, run.output_dir)
 
 
 def path_tie(process: PodProcess, run: SoughtRun) -> str:
@@ -266,10 +196,10 @@ def path_tie(process: PodProcess, run: SoughtRun) -> str:
         return ""
     if saved := _saves(process, run):
         return f"process {process.pid} ({process.name}) writes {saved}"
-    if said := _says_output(process, run) or process.names_output:
+    if said := named_in_argv(process.argv, process.cwd, Target(run.output_dir)) or process.names_output:
         return said
-    known = _configuration_files(run.command, run.cwd)
-    if known & _configuration_files(process.argv, process.cwd) and not _says_another_output(process, run):
+    known = set(configuration_files(run.command, run.cwd))
+    if known.intersection(configuration_files(process.argv, process.cwd)) and not _writes_elsewhere(process, run):
         return "its command names this run's configuration"
     return ""
 
@@ -280,8 +210,8 @@ def path_tie(process: PodProcess, run: SoughtRun) -> str:
 class _Pod:
     """The processes of the pod, and what follows from all of them."""
 
-    def __init__(self, processes: Iterable[PodProcess], run: SoughtRun) -> None:
-        self.run = run
+    def __init__(self, processes: Iterable[PodProcess], run: SoughtRun, *, writers: bool = False) -> None:
+        self.run, self.writers = run, writers
         self.by_pid = {p.pid: p for p in processes}
         self.below: dict[int, list[PodProcess]] = {}
         for process in self.by_pid.values():
@@ -348,9 +278,10 @@ def _of_users(process: PodProcess, users: frozenset[int] | None) -> bool:
     return users is None or (bool(process.users) and users.issuperset(process.users))
 
 
-def classify_trees(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[FoundTree, ...]:
-    """Return what trains this run, or may be about to, one entry for each tree, ordered by pid."""
-    pod = _Pod(processes, run)
+def classify_trees(processes: Iterable[PodProcess], run: SoughtRun, *, writers: bool = False) -> tuple[FoundTree, ...]:
+    """Return what trains this run, or may be about to, one entry for each tree, ordered by pid. ``writers``: beside a
+    trainer of the run, also a script with an inference server below it that saves here or is the run's own."""
+    pod = _Pod(processes, run, writers=writers)
     trees: dict[int, list[PodProcess]] = {}
     for pid in sorted(pod.ties):
         trees.setdefault(pod.top(pod.by_pid[pid]).pid, []).append(pod.by_pid[pid])
@@ -359,7 +290,7 @@ def classify_trees(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[Fou
         typed = is_operators(process) and _of_users(process, run.users) and not pod.of_podwatch(process)
         if typed and not _is_shell(process) and not serves_terminals(process) and (path := _saves(process, run)):
             reason = f"process {process.pid} ({process.name}) is interactive and writes {path}"
-            found.append(FoundTree(process, TreeAnswer.ASK, reason, attachable=False))
+            found.append(FoundTree(process, TreeAnswer.ASK, reason, attachable=False, writes=True))
     return tuple(sorted(found, key=lambda tree: tree.top.pid))
 
 
@@ -369,20 +300,22 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
     tie = next((pod.ties[p.pid] for p in tree if pod.ties[p.pid]), "")
     context = next((text for p in tree if (text := _context(p, run))), "")
     training = any(p.role in TRAINING for p in tree)
-    found = FoundTree(top, TreeAnswer.ASK, tie, bool(tie and (training or context)), members=tuple(tree))
+    trains = bool(tie and (training or context))
+    saving = bool(tie and any(_saves(p, run) or _runs_our_script(p, run) for p in tree))
+    found = FoundTree(top, TreeAnswer.ASK, tie, trains, writes=trains or saving, members=tuple(tree))
     by_supervisor = bool(top.start_id) and not _given_by_operator(top, pod.ancestors(top))
     if by_supervisor and top.start_id in run.start_ids:
         return replace(found, answer=TreeAnswer.OWN, reason="the run's supervisor started it")
     if run.attach is not None and any(p.identity == run.attach for p in tree):
         return replace(found, answer=TreeAnswer.ATTACH, reason="the operator named it")
     if not training and any(p.role in _SERVING for p in tree):
-        return None
+        return replace(found, trains=False, attachable=False) if pod.writers and saving else None
     if by_supervisor:
         reason = f"another podwatch started it, and {tie}"
         return replace(found, reason=reason, attachable=False) if tie else None
     if _evaluates(tree) and not any(_saves(p, run) for p in tree):
         reason = f"{context}, but it looks like an evaluation"
-        return replace(found, reason=reason, trains=False) if tie and context else None
+        return replace(found, reason=reason, trains=False, writes=False) if tie and context else None
     if not tie:
         return _untied(found, context, training, run)
     if not (training or context):
@@ -392,14 +325,47 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
     return replace(found, answer=TreeAnswer.ATTACH, reason=context or tie)
 
 
+BEGINS_SECONDS: Final = 2.0
+"""A younger process may still become another program, or only show its help."""
+
+
+def _runs_our_script(process: PodProcess, run: SoughtRun) -> bool:
+    """Not an engine: a forked one has the command of the trainer that started it, and can outlive it."""
+    script = script_of(process.argv)
+    known = bool(script) and script == script_of(run.command) and process.role not in _SERVING
+    return known and process.age >= BEGINS_SECONDS
+
+
+def writers_beside(
+    processes: Iterable[PodProcess], run: SoughtRun, ours: Collection[int], above: Collection[int]
+) -> tuple[FoundTree, ...]:
+    """Return what trains, or may, in the run's directories beside the trainer that podwatch watches: see ``writes``.
+    ``ours``: pids of its tree and its supervisor; orphans keep the group or session of one. ``above``: of what started
+    it, which is no second trainer. Without a watched trainer both are empty."""
+    by_pid = {p.pid: p for p in processes}
+
+    def belongs(process: PodProcess) -> bool:
+        kin = {process.pid, process.group, process.session, process.parent_pid}
+        kin.update(parent for p in _above(process, by_pid) for parent in (p.pid, p.parent_pid))
+        return not kin.isdisjoint(ours)
+
+    rest = [p for p in by_pid.values() if p.pid not in above and not belongs(p)]
+    found = [tree for tree in classify_trees(rest, run, writers=True) if tree.answer is not TreeAnswer.OWN]
+    for process in rest:  # what another user saves there mixes with our checkpoints, too
+        if not _of_users(process, run.users) and (process.cuda or _may_train(process)) and _saves(process, run):
+            reason = f"process {process.pid} ({process.name}) writes {_saves(process, run)}"
+            found.append(FoundTree(process, TreeAnswer.ASK, reason, attachable=False, writes=True))
+    return tuple(found)
+
+
 def _untied(found: FoundTree, context: str, training: bool, run: SoughtRun) -> FoundTree | None:
     """A tree without a tie is a stranger's: where it holds memory that training needs, the start waits for that. Unless
     it runs our command or trains in our directories, and names no other output."""
-    if any(_says_another_output(p, run) for p in found.members):
+    if any(_writes_elsewhere(p, run) for p in found.members):
         return None
     if run.command and any(repeats_command(p.argv, p.cwd, run.command, run.cwd) for p in found.members):
         reason = "its command is this run's"
-    elif any(p.role in TRAINING and (p.writes or _below(p.cwd, run.output_dir)) for p in found.members):
+    elif any(p.role in TRAINING and (p.writes or is_below(p.cwd, run.output_dir)) for p in found.members):
         reason = f"it is a trainer at work in {run.output_dir}"
     elif context and training and run.cwd and any(p.cwd == run.cwd for p in found.members):
         reason = f"it is a trainer at work in {run.cwd}"
@@ -431,7 +397,13 @@ def _given_by_operator(top: PodProcess, above: Iterable[PodProcess]) -> bool:
 
 
 def _supervises(process: PodProcess) -> bool:
-    return "keep" in process.argv and any(_base(word) in ("supervise.py", "supervise.pyc") for word in process.argv)
+    return "keep" in process.argv and any(_base(word) == "supervise.py" for word in process.argv)
+
+
+def supervised_start(process: PodProcess, directory: str) -> str:
+    """Return the start id if it is the supervisor of this directory, or the child that it is about to execute the
+    command in; empty if it is neither."""
+    return process.argv[-1] if _supervises(process) and process.argv[-3:-1] == ("keep", directory) else ""
 
 
 def _context(process: PodProcess, run: SoughtRun) -> str:
@@ -462,17 +434,21 @@ def gpu_holders(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[str, .
     return tuple(f"pid {p.pid} ({p.name}) has a context on {_devices(p)}" for p in processes if _context(p, run))
 
 
-def copies_of_environment(marked: Collection[int], processes: Iterable[PodProcess]) -> frozenset[int]:
-    """Return the pids among ``marked`` (those with the environment of a trainer, outside its supervisor's tree) that an
-    operator gave it. ``processes``: all of the pod."""
+def own_processes(processes: Iterable[PodProcess], run: SoughtRun) -> tuple[PodProcess, ...]:
+    """Return the processes that have one of the run's start ids from its supervisor: not those to which an operator
+    gave a copy of that environment, as the topmost process that has it shows. ``processes``: all of the pod."""
     by_pid = {p.pid: p for p in processes}
-    found: set[int] = set()
-    for pid in by_pid.keys() & set(marked):
-        chain = [by_pid[pid], *_above(by_pid[pid], by_pid)]
-        last = max(n for n, process in enumerate(chain) if process.pid in marked)
-        if _given_by_operator(chain[last], chain[last + 1 :]):
-            found.add(pid)
-    return frozenset(found)
+    found = []
+    for process in by_pid.values():
+        chain = [process, *_above(process, by_pid)]
+        if process.start_id not in run.start_ids or not _of_users(process, run.users):
+            continue
+        if process.above_podwatch or any(p.podwatch for p in chain if p.pid != 1):
+            continue
+        last = max(n for n, p in enumerate(chain) if p.start_id in run.start_ids)
+        if not _given_by_operator(chain[last], chain[last + 1 :]):
+            found.append(process)
+    return tuple(found)
 
 
 def to_signal(

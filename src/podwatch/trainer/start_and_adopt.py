@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from podwatch.domain.errors import Busy, HostError, PermissionDenied, PodwatchError
-from podwatch.domain.process import ProcessIdentity, TreeAnswer
+from podwatch.domain.process import FoundTree, PodProcess, ProcessIdentity, TreeAnswer
 from podwatch.domain.secrets import register_argv, register_named
+from podwatch.system import procfs
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
@@ -22,24 +23,74 @@ from podwatch.system.files import atomic_write, read_small
 from podwatch.system.pinned_directories import HIDDEN
 from podwatch.system.procfs import command, environment_items, from_here, is_alive, patiently
 from podwatch.trainer import process_tree, supervisor_files
-from podwatch.trainer.base import CannotExecute, Look, MayNotExecute, StartPlan
 from podwatch.trainer.environment import for_training
 from podwatch.trainer.find import read_pod, users_of
 from podwatch.trainer.process_roles import Roles
-from podwatch.trainer.rules import SoughtRun, classify_trees, gpu_holders, may_belong
+from podwatch.trainer.rules import (
+    SoughtRun,
+    classify_trees,
+    gpu_holders,
+    may_belong,
+    own_processes,
+    supervised_start,
+    to_signal,
+)
 from podwatch.trainer.supervisor_files import (
     SupervisorRecord,
     lock_holder,
+    open_starts,
     read_exit,
     read_record,
     read_result,
-    record_by_processes,
+    record_in_lock,
 )
-from podwatch.trainer.trainer_handle import AttachedTrainer, SupervisedTrainer, started_wall
+from podwatch.trainer.trainer_handle import TrainerHandle
 
 T = TypeVar("T")
 
+
+class CannotExecute(HostError):  # noqa: N818
+    """The command cannot run as it is written (no such program, directory or user): a retry changes
+    nothing."""
+
+
+class MayNotExecute(PermissionDenied, CannotExecute):
+    """The command cannot run because a permission is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """One start, decided in full before anything happens. ``env`` may hold secrets: never logged, never in argv.
+    ``before`` are commands that run first, one after another; processes that they leave running belong to this
+    start."""
+
+    start_id: str
+    argv: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str] = field(repr=False)
+    user: str = ""
+    nofile: int = 65_536
+    step: int | None = None
+    before: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What runs on this pod now. ``handle`` is the supervised trainer of this run, living or ended. ``trees`` may train
+    this run, and podwatch did not start them. ``holders`` are all processes with a CUDA context on the run's GPUs, as
+    text. An interrupted stop of one of ``stoppable`` can be finished even if it no longer looks like training.
+    ``kept``: who holds the run lock while no trainer is seen (in another container, or of another run in this
+    output_dir); empty if nobody does."""
+
+    handle: TrainerHandle | None = None
+    trees: tuple[FoundTree, ...] = ()
+    holders: tuple[str, ...] = ()
+    stoppable: frozenset[ProcessIdentity] = frozenset()
+    kept: str = ""
+
+
 _CALL_DEADLINE = 30.0
+_ENDING_SECONDS = 1.0
 _START_DEADLINE = 30.0
 """Lock, record, fork and exec take milliseconds; a disk that cannot fsync for this long cannot run training either."""
 _BEFORE_DEADLINE = 300.0
@@ -127,8 +178,8 @@ def systemd_argv(
 
 
 class SupervisorLauncher:
-    """The Launcher of one run. ``run`` returns, for each look, how to recognise its trainer; by default any process of
-    our user counts.
+    """Starts and finds trainers of one run. ``run`` returns, for each look, how to recognise its trainer; by default
+    any process of our user counts.
 
     ``python`` defaults to the base interpreter behind our virtual environment, so that removing the environment
     (an upgrade) does not touch a running supervisor.
@@ -161,8 +212,6 @@ class SupervisorLauncher:
             use_systemd = options.job is None and runs_as_service(environ)
         self._systemd = use_systemd
         self._python = python or getattr(sys, "_base_executable", "") or sys.executable
-        self._compiled = python is None
-        """Whether to run the compiled supervisor; not after one that ended without an answer."""
         self._program_note = ""
         self._options = options
         self._worker = Worker("trainer")
@@ -170,29 +219,51 @@ class SupervisorLauncher:
     # -- looking
 
     async def look(self) -> Look:
+        """Return the supervised trainer of this run if there is one, else what else may train it. Never starts
+        anything."""
         try:
             record = await self._call(read_record, self._directory)
         except TimeoutError:
             raise
-        except OSError:  # a running trainer is found by its processes; only a start needs this directory
-            if (handle := await self._found_without_record()) is not None:
-                return Look(handle=handle)
+        except OSError:  # a running trainer is found without it; only a start needs this directory
             record = None
         if record is not None and from_here(record.launcher):
             handle = await self._adopt(record)
             if handle is not None:
                 return Look(handle=handle)
-        kept = await patiently(self._worker, self._kept, timeout=_CALL_DEADLINE)
-        if kept and (handle := await self._found_without_record()) is not None:
-            return Look(handle=handle)  # its record was removed
-        return replace(await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE), kept=kept)
-
-    async def _found_without_record(self) -> SupervisedTrainer | None:
-        record = await patiently(self._worker, record_by_processes, self._directory, timeout=_CALL_DEADLINE)
+        record = await self._call(self._record_in_locks)
         if record is None:
-            return None
+            kept = await patiently(self._worker, self._kept, timeout=_CALL_DEADLINE)
+            found, record = await patiently(self._worker, self._survey, timeout=_CALL_DEADLINE)
+            if record is None:
+                return replace(found, kept=kept)
         await patiently(self._worker, _learn_secrets, record.launcher.pid, timeout=_CALL_DEADLINE)
-        return self._supervised(record)
+        return Look(handle=self._supervised(record))
+
+    def _record_in_locks(self) -> SupervisorRecord | None:
+        """Return the copy that the supervisor of this state directory wrote into its locks of a record that cannot be
+        read, if the trainer in it runs. Blocks."""
+        for directory in (self._directory, *self._lock_also()):
+            record = record_in_lock(directory)
+            if record is None or record.directory != self._directory:
+                continue
+            with contextlib.suppress(OSError):
+                # One that was not executed: its start failed, and the supervisor is about to end.
+                if is_alive(record.launcher) or (is_alive(record.supervisor) and record.executed):
+                    return record
+        return None
+
+    def _record_by_processes(self, processes: Sequence[PodProcess]) -> SupervisorRecord | None:
+        """Return what the living supervisor of this state directory shows of its record, where that and the locks are
+        gone: training is to be watched all the same."""
+        mine = str(self._directory)
+        for process in processes:
+            start_id = supervised_start(process, mine)
+            below = [p for p in processes if p.parent_pid == process.pid and not supervised_start(p, mine)]
+            if start_id and below and set(process.users) == {os.geteuid()}:
+                launcher = min(below, key=lambda p: p.identity.start_ticks)  # orphans of the tree are younger
+                return SupervisorRecord(self._directory, self._run_id, start_id, process.identity, launcher.identity)
+        return None
 
     def _kept(self) -> str:
         """Return who holds a lock of this run or its output directory, although no trainer of it is seen."""
@@ -205,11 +276,16 @@ class SupervisorLauncher:
             return ()
         return (beside, self._output_dir.parent / HIDDEN / self._output_dir.name) if self._linked else (beside,)
 
-    def _supervised(self, record: SupervisorRecord) -> SupervisedTrainer:
-        users = self._run().users
-        return SupervisedTrainer(record, roles=self._roles, worker=self._worker, clock=self._clock, users=users)
+    def _supervised(self, record: SupervisorRecord) -> TrainerHandle:
+        return self._handle(record.launcher, record)
 
-    async def _adopt(self, record: SupervisorRecord) -> SupervisedTrainer | None:
+    def _handle(self, launcher: ProcessIdentity, record: SupervisorRecord | None = None) -> TrainerHandle:
+        users = self._run().users
+        return TrainerHandle(
+            launcher, record=record, roles=self._roles, worker=self._worker, clock=self._clock, users=users
+        )
+
+    async def _adopt(self, record: SupervisorRecord) -> TrainerHandle | None:
         """Return a handle for the trainer in the record; None if it never ran."""
         handle = self._supervised(record)
         if is_alive(record.launcher):
@@ -225,10 +301,8 @@ class SupervisorLauncher:
         if await self._call(read_exit, self._directory, record.start_id) is not None or is_alive(record.launcher):
             handle.supervisor_lives()
             return handle
-        marked = await patiently(
-            self._worker, process_tree.marked, record.start_id, self._run().users, timeout=_CALL_DEADLINE
-        )
-        if record.executed or marked:
+        survivors = await patiently(self._worker, self._survivors, [record], timeout=_CALL_DEADLINE)
+        if record.executed or survivors:
             handle.supervisor_lives()
             return handle
         return None  # its supervisor was killed before the command was executed, and the waiting child went with it
@@ -242,37 +316,37 @@ class SupervisorLauncher:
                 return
             await self._clock.sleep(0.05)
 
-    def _survey(self) -> Look:
-        """Blocks: reads every process of the pod."""
+    def _survey(self) -> tuple[Look, SupervisorRecord | None]:
+        """Return what may train, and what is left of a record. Blocks: reads every process of the pod."""
         run = self._run()
         processes = read_pod(run, self._roles)
-        return Look(
+        found = Look(
             trees=tuple(tree for tree in classify_trees(processes, run) if tree.answer is not TreeAnswer.OWN),
             holders=gpu_holders([p for p in processes if p.pid != os.getpid()], run),
             stoppable=may_belong(processes, run),
         )
+        return found, self._record_by_processes(processes)
 
-    async def attach(self, launcher: ProcessIdentity) -> AttachedTrainer:
+    async def attach(self, launcher: ProcessIdentity) -> TrainerHandle:
+        """Take over a trainer that podwatch did not start; its exit status stays unknown. Raises Busy when it has ended
+        in the meantime."""
         if not is_alive(launcher):
             raise Busy(f"process {launcher.pid} has ended", fix="nothing: podwatch checks the pod again")
         await patiently(self._worker, _learn_secrets, launcher.pid, timeout=_CALL_DEADLINE)
-        return AttachedTrainer(
-            launcher,
-            started_wall=started_wall(launcher, self._clock),
-            roles=self._roles,
-            worker=self._worker,
-            clock=self._clock,
-            users=self._run().users,
-        )
+        return self._handle(launcher)
 
     # -- starting
 
-    async def start(self, plan: StartPlan) -> SupervisedTrainer:
+    async def start(self, plan: StartPlan) -> TrainerHandle:
+        """Start under a new supervisor. Raises Busy when another one holds the run lock, or a process of an earlier
+        start lives, CannotExecute when the command does not exist or its directory is missing, HostError for any other
+        obstacle. Returns once the launcher has been executed."""
         if not plan.start_id or not all(c.isalnum() or c in "-_" for c in plan.start_id):
             raise ValueError(f"not a start id: {plan.start_id!r}")
         if not plan.argv:
             raise HostError("there is no command to start", where="trainer.command", fix="set it in the configuration")
-        argv = await self._call(self._prepare, plan)
+        searched = await self._nothing_left()
+        argv = await self._call(self._prepare, plan, searched)
         process = await self._call(self._spawn, argv, plan.nofile)
         result = await self._result(plan, process)
         if result.get("ok") is not True:
@@ -286,7 +360,45 @@ class SupervisorLauncher:
             await handle.read_state()
         return handle
 
-    def _prepare(self, plan: StartPlan) -> list[str]:
+    async def _nothing_left(self) -> list[str]:
+        """As ``_search_earlier_starts``, with a moment for what was just killed, and for a short command of a shell
+        that was."""
+        until = self._clock.monotonic() + _ENDING_SECONDS
+        while True:
+            try:
+                return await patiently(self._worker, self._search_earlier_starts, timeout=_CALL_DEADLINE)
+            except Busy:
+                if self._clock.monotonic() >= until:
+                    raise
+            await self._clock.sleep(0.1)
+
+    def _search_earlier_starts(self) -> list[str]:
+        """Return the ids of earlier starts whose supervisor was killed, and of which no process lives. Raises Busy if
+        one does, or may. Blocks."""
+        earlier = open_starts((self._directory, *self._lock_also()))
+        if found := self._survivors(earlier):
+            pids = ", ".join(map(str, sorted(found)))
+            raise Busy(f"processes of an earlier start are still running: {pids}", fix="stop them first")
+        return [record.start_id for record in earlier]
+
+    def _survivors(self, starts: Sequence[SupervisorRecord]) -> set[int]:
+        """Return the pids of what lives of these starts, their supervisors left out: by the start id, in the session of
+        the launcher, or stuck in the kernel and not older, which cannot be asked. Blocks: reads all of /proc."""
+        if not starts:
+            return set()
+        ids = frozenset(record.start_id for record in starts)
+        run = SoughtRun("", self._run().users, start_ids=ids)
+        processes = read_pod(run, self._roles)
+        sessions = {i.pid for record in starts for i in process_tree.in_session(record.launcher)}
+        tree = {p.pid: p for p in own_processes(processes, run)} | {p.pid: p for p in processes if p.pid in sessions}
+        found = set(to_signal(tree.values(), started=True))  # an operator's terminal in it stays
+        for identity in may_belong(processes, run):
+            oldest = min(record.launcher.start_ticks for record in starts)
+            if procfs.hangs(identity.pid) and identity.start_ticks >= oldest:
+                found.add(identity.pid)
+        return found - {record.supervisor.pid for record in starts}
+
+    def _prepare(self, plan: StartPlan, searched: list[str]) -> list[str]:
         """Write the supervisor's files; return its argv. The environment travels in a file that only it and we can
         read."""
         request = {
@@ -304,6 +416,7 @@ class SupervisorLauncher:
             "log_limit": self._options.log_limit,
             "log_count": self._options.log_count,
             "output_shared": self._options.several_nodes,
+            "searched": searched,
             "lock_also": [str(directory) for directory in self._lock_also()],
             "grace": self._options.grace,
             "linger": self._options.linger,
@@ -317,7 +430,7 @@ class SupervisorLauncher:
                 with contextlib.suppress(OSError):  # the supervisor warns that it cannot lock there
                     directory.mkdir(parents=True, exist_ok=True)
             supervisor_files.remove_unfinished(self._directory)
-            program, self._program_note = supervisor_files.place(self._directory, compiled=self._compiled)
+            program, self._program_note = supervisor_files.place(self._directory)
             for stale in self._directory.glob("start-*.json"):
                 stale.unlink(missing_ok=True)  # of a start that an earlier podwatch requested
             atomic_write(self._directory / "wanted", plan.start_id)
@@ -376,7 +489,6 @@ class SupervisorLauncher:
                     raise Busy(
                         f"training of run {self._run_id} already runs under a systemd unit: {said}", fix="stop it first"
                     )
-                self._compiled = self._compiled and not ended
                 what = "the supervisor ended without an answer" if ended else "the supervisor did not answer in time"
                 raise HostError(f"{what}: {said}" if said else what, where=str(self._directory))
             ended = process.returncode is not None and (not self._systemd or process.returncode != 0)
@@ -389,9 +501,11 @@ class SupervisorLauncher:
             await self._clock.sleep(0.01)
 
     def log_path(self) -> str:
+        """Return the file that the trainer's stdout and stderr go to (survives restarts; rotated)."""
         return str(self._log)
 
     async def close(self) -> None:
+        """End the thread. Never touches training."""
         self._worker.close()
 
     async def _call(self, fn: Callable[..., T], *args: object) -> T:

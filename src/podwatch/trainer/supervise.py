@@ -19,27 +19,27 @@ Files in DIRECTORY (mode 0700), all of them small:
   start-START_ID.json  what to start, environment included; deleted as soon as it is read
   lock                 locked (flock) while anything of the tree lives; so is ``lock`` in each directory of
                        ``lock_also``, and the output directory itself, which can have several names (nodes of
-                       one run share it)
+                       one run share it). The files have a copy of the record, without the command
   record.json          who runs: durable before the trainer can execute
   executed-START_ID    exists once the command was executed
   exit-START_ID.json   how the launcher ended
   ended-START_ID       exists once nothing of the tree lives
-  state-START_ID.json  after the start: warnings, rotations of the log, ends of other processes; read it again if torn
+  state-START_ID.json  after the start: warnings, ends of other processes; read it again if torn
   result-START_ID.json the answer to the start request
 
 The space of exit, ended, executed and state is reserved before the trainer runs, so a full disk cannot lose them. A new
 version of these files only adds fields; a reader ignores what it does not know.
 
-Start: take the locks; refuse while a process of an earlier start lives; fork a child that blocks on a pipe; write the
-record; release the child with one byte. If the supervisor dies before that, the child reads end of file and exits
+Start: take the locks; refuse while a process of an earlier start may live; fork a child that blocks on a pipe; write
+the record; release the child with one byte. If the supervisor dies before that, the child reads end of file and exits
 without executing anything. So whoever takes the locks and reads the record knows every trainer.
 
 SIGTERM ends the tree: SIGTERM to each of its processes, SIGKILL after ``grace`` seconds. The daemon usually signals the
 tree itself. The supervisor ends once the tree has ended and that is recorded. In job mode (the request has a "job") it
 holds the read end of a pipe of which podwatch's init alone has the other end: end of file ends the tree.
 
-While training runs it reads only ``stat``, ``children`` and its own files: reading the command, the environment or the
-descriptors of a process that is stuck in the kernel can block for hours.
+It reads only ``stat`` of processes, and its own files: reading the command, the environment or the descriptors of a
+process that is stuck in the kernel can block for hours.
 
 The trainer itself appends to its log file (O_APPEND) and the supervisor rotates by copying and truncating. With a pipe
 through the supervisor, a killed supervisor would take training with it (SIGPIPE). The cost: a rotation can lose a few
@@ -59,7 +59,7 @@ Detached, SIGTERM means that podwatch exits: training continues. When the daemon
 children, init stays until they have ended: its exit would kill training because of, say, a wrong configuration.
 
 With ``--job`` init is an engine's job, and nothing outlives it: it closes the pipe at the end, or the kernel does when
-init is killed. A daemon that ends unexpectedly is restarted; its verdict (``PODWATCH_END=1`` and its exit code) ends
+init is killed. A daemon that ends unexpectedly is restarted; its verdict (``PODWATCH_END=`` and its exit code) ends
 the job with that code. SIGTERM and SIGINT are a preemption: the daemon gets SIGTERM, the pipe is closed at once, and
 after ``--grace`` seconds everything is killed.
 """
@@ -93,8 +93,6 @@ VERSION = 1
 PROC = "/proc"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FALLOC_FL_KEEP_SIZE = 1
-KTHREADD = 2
-"""Pid of the parent of all kernel threads. In a container, where those are invisible, it is at worst one process."""
 ENDED = "ZXx"
 """States of a process that has ended and is not reaped yet."""
 EXIT_BYTES, STATE_BYTES = 4096, 32_768
@@ -137,11 +135,6 @@ def stat_of(pid: int) -> StatLine | None:
         return None
 
 
-def living(pids: Iterable[int]) -> dict[int, StatLine]:
-    """Those of ``pids`` that run."""
-    return {pid: found for pid in pids if (found := stat_of(pid)) is not None and found.state not in ENDED}
-
-
 def all_pids() -> list[int]:
     return [int(name) for name in os.listdir(PROC) if name.isdigit()]
 
@@ -173,35 +166,15 @@ def users_of(pid: int) -> tuple[int, ...]:
     return ()
 
 
-def children_of(pid: int) -> list[int]:
-    """Zombies included."""
-    found: list[int] = []
-    known = False
-    try:
-        threads = os.listdir(f"{PROC}/{pid}/task")
-    except OSError:
-        return found
-    for thread in threads:
-        raw = read_file(f"{PROC}/{pid}/task/{thread}/children")
-        if raw is not None:
-            known = True
-            found.extend(int(word) for word in raw.split())
-    if known or not threads:
-        return found
-    # a kernel without CONFIG_PROC_CHILDREN
-    return [other for other in all_pids() if (line := stat_of(other)) is not None and line.parent == pid]
-
-
-def descendants_of(pid: int) -> list[int]:
-    """Parents before their children."""
-    order, queue, seen = [], [pid], {pid}
-    while queue:
-        for child in children_of(queue.pop(0)):
-            if child not in seen:
-                seen.add(child)
-                order.append(child)
-                queue.append(child)
-    return order
+def tree_below(pid: int) -> dict[int, StatLine]:
+    """Return what runs below this process, parents before their children. From one listing of all processes: the
+    kernel's own list of a process's children leaves some out while their siblings end, and an operator's shell that is
+    left out would be signalled."""
+    lines = {other: line for other in all_pids() if (line := stat_of(other)) is not None}
+    below: dict[int, list[int]] = {}
+    for other, line in lines.items():
+        below.setdefault(line.parent, []).append(other)
+    return {other: lines[other] for other in below_of(pid, below) if lines[other].state not in ENDED}
 
 
 def send_signal(pid: int, ticks: int, number: int) -> bool:
@@ -248,10 +221,6 @@ def operators(tree: dict[int, StatLine]) -> set[int]:
             for shell in shells:
                 found.update((server, shell, *below_of(shell, below)))
     return found
-
-
-def is_server(line: StatLine) -> bool:
-    return line.name.split(":")[0].lower() in TERMINAL_SERVERS | NOTEBOOK_SERVERS
 
 
 def controls_jobs(line: StatLine, children: list[StatLine]) -> bool:
@@ -424,122 +393,23 @@ def lock_owner(fd: int) -> dict[str, Any]:
 # --- survivors --------------------------------------------------------------------------------------------------------
 # A killed supervisor frees its locks, and what it supervised lives on. The record and the lock files still name it.
 
-SURVIVOR_SECONDS = 20.0
-"""How long a start waits for processes that cannot be read; podwatch waits 30 s for the start."""
-READ_SECONDS = 0.5
-"""After this time without an answer the read of one process is taken to hang."""
-EXEC_READS, EXEC_PAUSE = 8, 0.01
 
-
-def refuse_beside_survivors(records: list[dict[str, Any]], users: set[int]) -> None:
-    """Raise StartRefusedError while a process of an earlier start lives whose end was not recorded."""
+def refuse_unsearched(records: list[dict[str, Any]], searched: list[str]) -> None:
+    """Raise StartRefusedError if the end of an earlier start was not recorded, unless podwatch ``searched`` for its
+    processes and found none. podwatch searches without the locks; a start that took them in between, and whose
+    supervisor was killed, is not among those."""
     machine = (boot_id(), pid_namespace())
-    start_ids: set[str] = set()
-    since = 0
     for record in records:
         if not names_a_trainer(record) or (record.get("boot_id"), record.get("pid_namespace")) != machine:
             continue
-        if os.path.exists(os.path.join(str(record.get("directory", ".")), f"ended-{record['start_id']}")):
-            continue
-        start_ids.add(record["start_id"])
-        since = min(since or record["ticks"], record["ticks"])
-        refuse(in_session(record["pid"], record["ticks"]))
-    if start_ids:
-        refuse_with_start_id(start_ids, users, since)
+        start_id, directory = record["start_id"], str(record.get("directory", "."))
+        if start_id not in searched and not os.path.exists(os.path.join(directory, f"ended-{start_id}")):
+            raise StartRefusedError("busy", f"processes of an earlier start may still be running: {start_id}")
 
 
 def names_a_trainer(record: dict[str, Any]) -> bool:
     numbers = record.get("pid"), record.get("ticks")
     return all(isinstance(number, int) for number in numbers) and isinstance(record.get("start_id"), str)
-
-
-def refuse(pids: Iterable[int]) -> None:
-    found = living(pids)
-    left = sorted(found.keys() - operators(found))
-    if left:
-        text = "processes of an earlier start are still running: "
-        raise StartRefusedError("busy", text + ", ".join(map(str, left)))
-
-
-def in_session(pid: int, ticks: int) -> list[int]:
-    """Return the processes of the session that launcher ``pid`` opened, itself included: no other process can join it.
-    Empty once the pid is another process's."""
-    leader = stat_of(pid)
-    if leader is not None and leader.ticks != ticks:
-        return []
-    lines = living(all_pids())
-    return [other for other, line in lines.items() if line.session == pid and line.ticks >= ticks]
-
-
-def refuse_with_start_id(start_ids: set[str], users: set[int], since: int) -> None:
-    """Raise StartRefusedError if a process of these users has one of these start ids in its environment. One that
-    cannot be read counts if it is stuck in the kernel and not older than those starts."""
-    until = time.monotonic() + SURVIVOR_SECONDS
-    while True:
-        asked = [pid for pid in living(all_pids()) if pid != os.getpid() and users.issuperset(users_of(pid) or (-1,))]
-        found, silent = with_start_id(asked, start_ids)
-        refuse(found)
-        stuck = [pid for pid, line in living(silent).items() if line.state == "D" and line.ticks >= since]
-        if not stuck:
-            return
-        if time.monotonic() >= until:
-            text = "may be left of an earlier start, and cannot be read (stuck in the kernel): process "
-            raise StartRefusedError("busy", text + ", ".join(map(str, stuck)))
-        time.sleep(READ_SECONDS)
-
-
-def with_start_id(pids: list[int], start_ids: set[str]) -> tuple[list[int], list[int]]:
-    """Return those of ``pids`` that have one of the start ids in their environment, and those whose environment cannot
-    be read. A child reads: if it hangs, it is killed, and the next one continues after that process."""
-    wanted = {f"PODWATCH_START_ID={start_id}".encode() for start_id in start_ids}
-    found: list[int] = []
-    silent: list[int] = []
-    left = list(pids)
-    while left and len(silent) < 16:
-        answers = answers_of_child(left, wanted)
-        found += [pid for pid, has in zip(left, answers, strict=False) if has == b"1"]
-        silent += left[len(answers) : len(answers) + 1]
-        left = left[len(answers) + 1 :]
-    return found, silent + left
-
-
-def answers_of_child(pids: list[int], wanted: set[bytes]) -> list[bytes]:
-    """Return ``1`` or ``0`` for each process, in order, up to the one at which the child hangs."""
-    read, write = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
-    if child == 0:
-        try:
-            for pid in pids:
-                has = not wanted.isdisjoint(environment_of(pid).split(b"\0"))
-                os.write(write, b"1" if has else b"0")
-        finally:
-            os._exit(0)
-    os.close(write)
-    answers = b""
-    while len(answers) < len(pids) and select.select([read], [], [], READ_SECONDS)[0]:
-        chunk = os.read(read, 4096)
-        if not chunk:
-            break
-        answers += chunk
-    os.close(read)
-    os.kill(child, signal.SIGKILL)
-    if len(answers) == len(pids):
-        os.waitpid(child, 0)  # else it may be stuck as well; it is reaped with the tree
-    return [answers[n : n + 1] for n in range(len(answers))]
-
-
-def environment_of(pid: int) -> bytes:
-    """Empty if it cannot be read. In the middle of an exec a process shows neither environment nor command (up to 13 ms
-    on two busy cores, measured), so it is read again. A kernel thread never shows any."""
-    for _ in range(EXEC_READS):
-        raw = read_file(f"{PROC}/{pid}/environ")
-        line = stat_of(pid)
-        if raw or raw is None or line is None or line.state in ENDED or KTHREADD in (pid, line.parent):
-            return raw or b""
-        if read_file(f"{PROC}/{pid}/cmdline"):
-            break
-        time.sleep(EXEC_PAUSE)
-    return read_file(f"{PROC}/{pid}/environ") or b""  # the exec may have just finished
 
 
 # --- log --------------------------------------------------------------------------------------------------------------
@@ -551,9 +421,6 @@ class OutputLog:
     def __init__(self, path: str, limit: int, count: int, *, ahead: int = 0, mode: int = 0o600) -> None:
         self.path, self.limit, self.count, self.ahead = path, limit, count, ahead
         self.reserved = 0
-        self.rotations = 0
-        self.dropped = 0
-        """Bytes that were truncated away without a copy."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self.fd = os.open(path, flags, mode)
 
@@ -561,7 +428,7 @@ class OutputLog:
         """Rotate if the limit is reached, and reserve space. Called about once a second."""
         size = os.fstat(self.fd).st_size
         if size >= self.limit:
-            self.rotate(size)
+            self.rotate()
             size = os.fstat(self.fd).st_size
         if self.ahead and self.reserved - size < self.ahead // 2:
             self.reserve(size)
@@ -574,20 +441,20 @@ class OutputLog:
             self.ahead = 0  # a file system that cannot
         elif size > self.reserved - 65_536 and not self.drop_oldest():
             # The disk is full and the reserve used up: lose old output rather than fail the trainer's next print.
-            self.truncate(size)
+            self.truncate()
 
-    def rotate(self, size: int) -> None:
+    def rotate(self) -> None:
         for n in range(self.count - 1, 0, -1):
             try:
                 os.rename(f"{self.path}.{n}", f"{self.path}.{n + 1}")
             except FileNotFoundError:
                 continue
-        if self.count > 0 and not self.copy(f"{self.path}.1"):
-            self.dropped += size
-        self.truncate(0)
-        self.rotations += 1
+        if self.count > 0:
+            self.copy(f"{self.path}.1")
+        self.truncate()
 
-    def copy(self, target: str) -> bool:
+    def copy(self, target: str) -> None:
+        """Copy the output to ``target``; a full disk loses it."""
         offset = 0
         try:
             out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
@@ -595,7 +462,6 @@ class OutputLog:
                 while chunk := os.pread(self.fd, 1 << 20, offset):  # to the end as it is then: writing continues
                     offset += len(chunk)
                     write_all(out, chunk)
-                return True
             finally:
                 os.close(out)
         except OSError:
@@ -603,21 +469,17 @@ class OutputLog:
                 os.unlink(target)
             except OSError:
                 pass
-            return False
 
-    def truncate(self, lost: int) -> None:
-        self.dropped += lost
+    def truncate(self) -> None:
         os.ftruncate(self.fd, 0)
         self.reserved = 0
 
     def drop_oldest(self) -> bool:
         for n in range(self.count, 0, -1):
             try:
-                size = os.stat(f"{self.path}.{n}").st_size
                 os.unlink(f"{self.path}.{n}")
             except OSError:
                 continue
-            self.dropped += size
             return True
         return False
 
@@ -761,25 +623,15 @@ class SupervisedTree:
         self.kill_at: float | None = None
         """Monotonic second at which a stop turns into SIGKILL; None without a stop."""
         self.empty = False
-        self.servers: set[tuple[int, int]] = set()
-
-    def members(self) -> dict[int, StatLine]:
-        """What may be signalled. A terminal server in which an operator's shell was seen stays the operator's: one
-        listing can miss the shell, because the kernel skips children while their siblings end."""
-        tree = living(descendants_of(os.getpid()))
-        for pid in operators(tree):
-            if is_server(tree[pid]):
-                self.servers.add((pid, tree[pid].ticks))
-            del tree[pid]
-        return {pid: line for pid, line in tree.items() if (pid, line.ticks) not in self.servers}
-
-    def only_operators(self) -> bool:
-        tree = living(descendants_of(os.getpid()))
-        return bool(tree) and operators(tree).issuperset(tree)
 
     def signal_all(self, number: int) -> None:
-        for pid, line in self.members().items():
-            send_signal(pid, line.ticks, number)
+        tree = tree_below(os.getpid())
+        for pid in tree.keys() - operators(tree):
+            send_signal(pid, tree[pid].ticks, number)
+
+    def only_operators(self) -> bool:
+        tree = tree_below(os.getpid())
+        return bool(tree) and operators(tree).issuperset(tree)
 
     def stop(self, grace: float) -> None:
         until = time.monotonic() + grace
@@ -829,12 +681,14 @@ class SupervisedTree:
         except OSError:
             self.recorded = False  # tried again in each turn
 
-    def sweep(self) -> None:
-        """Kill what the commands before a failed start left running: nothing else would end it."""
+    def sweep(self) -> bool:
+        """Kill what the commands before a failed start left running: nothing else would end it. Return whether nothing
+        is left."""
         until = time.monotonic() + 5.0
-        while not self.reap() and time.monotonic() < until:
+        while not (none_left := self.reap()) and time.monotonic() < until:
             self.signal_all(signal.SIGKILL)
             time.sleep(0.02)
+        return none_left
 
 
 # --- the supervisor of a trainer --------------------------------------------------------------------------------------
@@ -880,15 +734,15 @@ class TrainerSupervisor:
         if time.clock_gettime(time.CLOCK_BOOTTIME) > request["expires"]:
             raise StartRefusedError("superseded", "the start came too late")
         owner = owner_of(request["user"])
-        users = {os.geteuid(), *(owner or ())[:1]}
-        refuse_beside_survivors([read_json("record.json"), *map(lock_owner, self.locks)], users)
+        refuse_unsearched([read_json("record.json"), *map(lock_owner, self.locks)], request["searched"])
         self.remove_older()
         self.open_log(owner)
         if (got := raise_nofile(request["nofile"])) < request["nofile"]:
             self.warn(f"open-file limit is {got}, wanted {request['nofile']}")
         failure = self.launch(owner)
         if failure:
-            self.tree.sweep()
+            if self.tree.sweep():
+                fill_reserved(f"ended-{self.start_id}")
             os.unlink("record.json")
             report = json.loads(failure)
             raise StartRefusedError(report["step"], report["text"], report["errno"], report["where"])
@@ -1053,7 +907,6 @@ class TrainerSupervisor:
     def show_state(self) -> None:
         """Rewrite the state file, if it changed, within its reserved space."""
         state = {"version": VERSION, "warnings": self.warnings[-20:], "ends": self.tree.ends}
-        state |= {"log_rotations": self.log.rotations, "log_dropped_bytes": self.log.dropped}
         data = json.dumps(state).encode().ljust(STATE_BYTES)
         if data != self.state and len(data) == STATE_BYTES:
             self.state = data
@@ -1136,10 +989,9 @@ class JobPipe:
     def __init__(self) -> None:
         self.read, self.write = os.pipe2(os.O_CLOEXEC)
         self.open = True
-        self.verdict = False
-        """The daemon declared that its exit code is the job's."""
-        self.code = AGAIN
-        """That code, should the daemon be killed while it exits."""
+        self.verdict: int | None = None
+        """The exit code that the daemon declared to be the job's; it counts, too, if the daemon is killed while it
+        exits."""
 
     def close(self) -> None:
         if self.open:
@@ -1354,12 +1206,12 @@ class DaemonSupervisor:
         lasted = time.monotonic() - self.started
         self.daemon = 0
         self.last_code = code if code >= 0 else 128 - code
-        if self.job is not None and self.job.verdict and code < 0:  # killed while it was exiting: it had decided
-            self.last_code = self.job.code
+        if self.job is not None and self.job.verdict is not None and code < 0:  # it had decided
+            self.last_code = self.job.verdict
         if self.asked_at is not None:
             return
         if self.job is not None:
-            if self.job.verdict or code in JOB_PERMANENT:
+            if self.job.verdict is not None or code in JOB_PERMANENT:
                 return
             self.last_code = AGAIN
             if self.unready_since is not None and time.monotonic() - self.unready_since >= self.options.standby:
@@ -1412,10 +1264,8 @@ class DaemonSupervisor:
             self.deadline = now + self.options.watchdog
         elif message == "STOPPING=1":
             self.stopping = True
-        elif message == "PODWATCH_END=1" and self.job is not None:
-            self.job.verdict = True
-        elif name == "PODWATCH_END_CODE" and value.isdigit() and self.job is not None:
-            self.job.code = int(value)
+        elif name == "PODWATCH_END" and value.isdigit() and self.job is not None:
+            self.job.verdict = int(value)
         elif name == "EXTEND_TIMEOUT_USEC" and value.isdigit():
             until = now + int(value) / 1_000_000
             self.deadline = max(self.deadline, until)
@@ -1489,22 +1339,20 @@ class DaemonSupervisor:
             self.over_at = now
         if not self.daemon and not self.rest_signalled:
             self.rest_signalled = True
-            for pid in children_of(os.getpid()):  # a supervisor passes it on to its trainer
-                self.signal_below(pid, signal.SIGTERM)
+            for pid, line in tree_below(os.getpid()).items():
+                if line.parent == os.getpid():  # a supervisor passes it on to its trainer
+                    send_signal(pid, line.ticks, signal.SIGTERM)
         stuck = self.killed_at is not None and now - self.killed_at >= LAST_KILL_SECONDS
         if none_left or stuck:
             if not none_left:
-                self.say(f"left behind, stuck in the kernel: {children_of(os.getpid())}")
-            return self.last_code if job.verdict or self.last_code in JOB_PERMANENT else AGAIN
+                self.say(f"left behind, stuck in the kernel: {list(tree_below(os.getpid()))}")
+            decided = job.verdict is not None or self.last_code in JOB_PERMANENT
+            return self.last_code if decided else AGAIN
         if now - began >= self.grace:
             self.killed_at = self.killed_at or now
-            for pid in descendants_of(os.getpid()):  # in each turn, because a tree can grow meanwhile
-                self.signal_below(pid, signal.SIGKILL)
+            for pid, line in tree_below(os.getpid()).items():  # in each turn, because a tree can grow meanwhile
+                send_signal(pid, line.ticks, signal.SIGKILL)
         return None
-
-    def signal_below(self, pid: int, number: int) -> None:
-        if (line := stat_of(pid)) is not None:
-            send_signal(pid, line.ticks, number)
 
     # -- reports
 

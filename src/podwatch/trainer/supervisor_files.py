@@ -2,11 +2,9 @@
 
 import contextlib
 import fcntl
-import hashlib
-import importlib.util
 import json
-import marshal
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,96 +13,50 @@ from typing import Final
 from podwatch.domain.process import ExitStatus, ProcessIdentity
 from podwatch.system import procfs
 from podwatch.system.files import atomic_write, fsync_dir, read_small
-from podwatch.system.procfs import boot_id, pid_namespace
 from podwatch.trainer import supervise
 
 DIRECTORY: Final = "supervisor"
 """Below the run's state directory."""
+_LOCK_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 # -- program of a supervisor ------------------------------------------------------------------------------------------
-# Written completely, verified before use, replaced only by a complete one.
-#
-# An upgrade of podwatch must not pull the supervisor's code away, so each start runs a copy. The interpreter reads a
-# program once, at its start. So if the disk has no room for a copy, it runs from the installed file: an upgrade in the
-# milliseconds before the interpreter has read it fails that start, which is retried; afterwards nothing depends on the
-# file.
-#
-# The copy is compiled, because parsing the source would cost the supervisor 2 MiB for as long as training lives. Not by
-# ``py_compile``: on a full disk it wrote half a file and reported success.
 
 PROGRAM: Final = Path(__file__).absolute().with_name("supervise.py")
-_UNCHECKED_HASH = 1
-"""Flags of PEP 552: named by a hash of the source, which Python does not compare."""
-_SEAL = b"podwatch supervisor sha256 "
-"""Python ignores what follows the code object. Here it is a checksum of everything before it."""
 
 
-def place(directory: Path, *, compiled: bool) -> tuple[Path, str]:
+def place(directory: Path) -> tuple[Path, str]:
     """Return the program to run, and why it is not the usual one (empty if it is). Blocks.
 
-    ``compiled``: the supervisor runs under the same interpreter as this process. Raises OSError only if the installed
-    source cannot be read, as in the middle of an upgrade, and no complete copy of an earlier start exists.
+    Each start runs a copy in ``directory``, so that an upgrade of podwatch does not pull the supervisor's code away.
+    Without room for a copy it runs from the installed file, which the interpreter reads once, at its start. Raises
+    OSError if neither can be read.
     """
+    copy = directory / PROGRAM.name
     try:
         source = read_small(PROGRAM)
+    except OSError as error:  # in the middle of an upgrade
+        return (copy, f"cannot read {PROGRAM}: {error.strerror}") if read_small(copy) else (PROGRAM, "")
+    try:
+        if not _holds(copy, source):
+            atomic_write(copy, source)
     except OSError as error:
-        copy = directory / f"{PROGRAM.stem}.pyc"
-        if compiled and is_whole(read_small(copy)):
-            return copy, f"cannot read {PROGRAM}: {error.strerror}"
-        raise
-    problems: list[str] = []
-    for target in [directory / f"{PROGRAM.stem}.pyc"] * compiled + [directory / PROGRAM.name]:
-        if not _holds(target, source):
-            try:
-                atomic_write(target, sealed(source) if target.suffix == ".pyc" else source)
-            except OSError as error:
-                problems.append(f"cannot write {target}: {error.strerror}")
-                continue
-            if not _holds(target, source):
-                problems.append(f"{target} does not hold what was written to it")
-                continue
-        return target, "; ".join(problems)
-    return PROGRAM, "; ".join(problems)
-
-
-def remove_unfinished(directory: Path) -> None:
-    """Delete the partial files of a podwatch that was killed while writing: on a full disk their space is needed."""
-    for pattern in (f".{PROGRAM.stem}.py*.tmp", ".wanted.*.tmp", ".start-*.tmp"):
-        for path in directory.glob(pattern):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def sealed(source: bytes) -> bytes:
-    """Return the compiled program, with its checksum."""
-    code = compile(source, PROGRAM.name, "exec", dont_inherit=True, optimize=0)
-    data = _header(source) + marshal.dumps(code)
-    return data + _SEAL + hashlib.sha256(data).digest()
-
-
-def is_whole(data: bytes, source: bytes | None = None) -> bool:
-    """Return whether ``data`` is the complete compiled form of ``source`` (None: of any version) for this
-    interpreter."""
-    header = importlib.util.MAGIC_NUMBER if source is None else _header(source)
-    end = len(data) - len(_SEAL) - hashlib.sha256().digest_size
-    return (
-        end > 0
-        and data.startswith(header)
-        and data[end : end + len(_SEAL)] == _SEAL
-        and data[end + len(_SEAL) :] == hashlib.sha256(data[:end]).digest()
-    )
-
-
-def _header(source: bytes) -> bytes:
-    return importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH.to_bytes(4, "little") + importlib.util.source_hash(source)
+        return PROGRAM, f"cannot write {copy}: {error.strerror}"
+    return (copy, "") if _holds(copy, source) else (PROGRAM, f"{copy} does not hold what was written to it")
 
 
 def _holds(path: Path, source: bytes) -> bool:
     try:
-        found = read_small(path)
+        return read_small(path) == source
     except OSError:
         return False
-    return is_whole(found, source) if path.suffix == ".pyc" else found == source
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Delete the partial files of a podwatch that was killed while writing: on a full disk their space is needed."""
+    for pattern in (f".{PROGRAM.name}.*.tmp", ".wanted.*.tmp", ".start-*.tmp"):
+        for path in directory.glob(pattern):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 # -- files of a supervisor -------------------------------------------------------------------------------------------
@@ -121,9 +73,6 @@ class SupervisorRecord:
     start_id: str
     supervisor: ProcessIdentity
     launcher: ProcessIdentity
-    argv: tuple[str, ...]
-    started_wall: float
-    log: str
     job_owner: ProcessIdentity | None = None
 
     @property
@@ -131,74 +80,73 @@ class SupervisorRecord:
         """Whether the command was executed; False if the supervisor died before that."""
         return (self.directory / f"executed-{self.start_id}").exists()
 
+    @property
+    def over(self) -> bool:
+        """Whether it was recorded that nothing of the tree lives."""
+        return os.path.exists(self.directory / f"ended-{self.start_id}")  # noqa: PTH110 - False where it cannot be read
+
 
 def read_record(directory: Path) -> SupervisorRecord | None:
-    """Return the record; None if there is none, or it is malformed."""
-    value = _read(directory / "record.json")
+    """Return the record; None if there is none, or it is malformed. Raises OSError if it cannot be read, which proves
+    nothing."""
+    return _record_of(_read(directory / "record.json"), directory)
+
+
+def record_in_lock(directory: Path) -> SupervisorRecord | None:
+    """Return the copy of the record that the last holder of the lock file in ``directory`` wrote into it; None if there
+    is none, or another user can have made the file."""
+    try:
+        descriptor = os.open(directory / "lock", _LOCK_FLAGS)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_uid not in (0, os.geteuid()):
+            return None
+        return _record_of(supervise.lock_owner(descriptor), None)
+    finally:
+        os.close(descriptor)
+
+
+def _record_of(value: Mapping[str, object] | None, directory: Path | None) -> SupervisorRecord | None:
+    """``directory``: of the supervisor; None: where the record says."""
     if value is None:
         return None
     try:
         boot, namespace = str(value["boot_id"]), int(str(value["pid_namespace"]))
-        argv, job = value["argv"], value.get("job")
-        if not isinstance(argv, list):
-            return None
+        job = value.get("job")
         supervisor = int(str(value["supervisor"])), int(str(value["supervisor_ticks"]))
         owner = (int(str(job["owner"])), int(str(job["owner_ticks"]))) if isinstance(job, dict) else None
         return SupervisorRecord(
-            directory=directory,
+            directory=Path(str(value["directory"])) if directory is None else directory,
             run_id=str(value["run_id"]),
             start_id=str(value["start_id"]),
             supervisor=ProcessIdentity(*supervisor, boot, namespace),
             launcher=ProcessIdentity(int(str(value["pid"])), int(str(value["ticks"])), boot, namespace),
-            argv=tuple(str(word) for word in argv),
-            started_wall=float(str(value["started_wall"])),
-            log=str(value["log"]),
             job_owner=None if owner is None else ProcessIdentity(*owner, boot, namespace),
         )
     except (KeyError, ValueError):
         return None
 
 
-_PROGRAMS: Final = frozenset({"supervise.py", "supervise.pyc"})
+def open_starts(directories: Iterable[Path]) -> tuple[SupervisorRecord, ...]:
+    """Return the starts of this boot that a record or a lock in these directories names, whose supervisor was killed
+    before it recorded their end: processes of them may live. Blocks."""
+    found = {}
+    for directory in directories:
+        for record in (record_in_lock(directory), _readable_record(directory)):
+            if record is None or not procfs.from_here(record.launcher) or procfs.is_alive(record.supervisor):
+                continue  # a living one holds the locks
+            if not record.over:
+                found[record.start_id] = record
+    return tuple(found.values())
 
 
-def record_by_processes(directory: Path) -> SupervisorRecord | None:
-    """Return what ``record.json`` says, as far as the living supervisor of this directory shows it: for a state
-    directory that cannot be read now (its disk failed, its owner changed). Only a supervisor of our user counts.
-    Blocks: reads all of /proc once."""
-    supervisors: dict[int, str] = {}
-    children: dict[int, list[tuple[int, int]]] = {}
-    for pid in procfs.all_pids():
-        status = procfs.read_stat(pid)
-        if status is None or status.state in "ZXx":
-            continue
-        children.setdefault(status.parent_pid, []).append((status.start_ticks, pid))
-        if (start_id := _start_supervised_by(pid, directory)) is not None:
-            supervisors[pid] = start_id
-    for supervisor, start_id in supervisors.items():
-        if supervisor not in children or (identity := _identity(supervisor)) is None:
-            continue
-        ticks, launcher = min(children[supervisor])  # orphans of the tree are younger
-        argv = procfs.command(launcher)
-        found = ProcessIdentity(launcher, ticks, boot_id(), pid_namespace())
-        return SupervisorRecord(directory, "", start_id, identity, found, argv, started_wall=0.0, log="")
-    return None
-
-
-def _start_supervised_by(pid: int, directory: Path) -> str | None:
-    """Return the start id if this process is the supervisor of ``directory``."""
-    argv = procfs.command(pid)
-    if len(argv) < 4 or argv[-3:-1] != ("keep", str(directory)) or argv[-4].rpartition("/")[2] not in _PROGRAMS:
-        return None
+def _readable_record(directory: Path) -> SupervisorRecord | None:
     try:
-        return argv[-1] if Path(f"/proc/{pid}").stat().st_uid == os.geteuid() else None
+        return read_record(directory)
     except OSError:
         return None
-
-
-def _identity(pid: int) -> ProcessIdentity | None:
-    status = procfs.read_stat(pid)
-    return None if status is None else ProcessIdentity(pid, status.start_ticks, boot_id(), pid_namespace())
 
 
 def read_exit(directory: Path, start_id: str) -> ExitStatus | None:
@@ -263,9 +211,8 @@ def lock_holder(directories: Iterable[Path], output_dir: Path | None = None, *, 
     if output_dir is not None and (held := _output_holder(output_dir, shared=shared)):
         return held
     for directory in directories:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            descriptor = os.open(directory / "lock", flags)
+            descriptor = os.open(directory / "lock", _LOCK_FLAGS)
         except OSError:
             continue
         try:
@@ -290,12 +237,9 @@ def _output_holder(output_dir: Path, *, shared: bool) -> str:
 
 
 def _held_by(descriptor: int) -> str:
-    try:
-        value = json.loads(os.pread(descriptor, 8192, 0))
-        holder = f"process {value['supervisor']} (run {value['run_id']})"
-    except (OSError, ValueError, KeyError, TypeError):
-        holder = "another supervisor"
-    return f"training in this output directory is supervised by {holder}"
+    value = supervise.lock_owner(descriptor)
+    by = f"process {value.get('supervisor')} (run {value.get('run_id')})" if value else "another supervisor"
+    return f"training in this output directory is supervised by {by}"
 
 
 def retire_record(directory: Path) -> None:

@@ -1,17 +1,17 @@
-"""Handles of trainers, supervised or attached, with one way to stop them."""
+"""A trainer that runs or has just ended: its processes, how it ended, and the one way to stop it."""
 
 import contextlib
 import signal
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ExitStatus, ProcessIdentity, ProcessSample, attached_id
 from podwatch.domain.snapshot import Reading, SensorState, Supervision, observed, unobserved
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.procfs import is_alive, patiently
-from podwatch.trainer.base import Saving, StopReport
+from podwatch.system.procfs import is_alive, patiently, send_signal
 from podwatch.trainer.operator_terminal import terminal_of
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.process_tree import LocalTree, leads_session
@@ -30,6 +30,19 @@ _SWEEP_EVERY = 10.0
 _EXIT_RECORD_WAIT = 5.0
 """A living supervisor records its child's end within milliseconds; after this it counts as stuck."""
 
+Saving: TypeAlias = Callable[[], bool]
+"""Whether the trainer writes a checkpoint now."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopReport:
+    """The result of a stop. ``survivors`` are processes that even SIGKILL did not end (D state), as text."""
+
+    seconds: float
+    killed: int
+    survivors: tuple[str, ...] = ()
+    exit: ExitStatus | None = None
+
 
 def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
     """Return the epoch second of the process's start, from its start ticks and the clock as it is now: a clock that was
@@ -37,44 +50,108 @@ def started_wall(identity: ProcessIdentity, clock: Clock) -> float:
     return clock.wall() - identity.age(clock.boottime())
 
 
-class _Trainer(ABC):
-    """The common part of supervised and attached trainers."""
+class TrainerHandle:
+    """One trainer. ``record``: of its supervisor; None if podwatch only attached to it, so that its exit status stays
+    unknown. ``supervision`` becomes ATTACH when a supervisor is killed before it recorded the end. Only processes of
+    ``users`` are signalled (None: any)."""
 
     def __init__(
         self,
-        *,
-        start_id: str,
-        supervision: Supervision,
         launcher: ProcessIdentity,
-        started_wall: float,
-        local: LocalTree,
+        *,
         roles: Roles,
         worker: Worker,
         clock: Clock,
+        record: SupervisorRecord | None = None,
+        users: frozenset[int] | None = None,
     ) -> None:
-        self.start_id = start_id
-        self.supervision = supervision
-        self.launcher = launcher
-        self.started_wall = started_wall
-        self._local, self._roles = local, roles
-        self._worker = worker
-        self._clock = clock
+        self.launcher, self.record = launcher, record
+        self.start_id = attached_id(launcher) if record is None else record.start_id
+        self.started_wall = started_wall(launcher, clock)
+        self.supervision = Supervision.ATTACH if record is None else Supervision.SUPERVISED
+        own_session = record is not None or leads_session(launcher)
+        self._local = LocalTree(launcher, roles, record=record, own_session=own_session, users=users)
+        self._worker, self._clock = worker, clock
         self._swept_at = float("-inf")
+        self._state = SupervisorState()
+        self._missed_since: float | None = None
+        self._ended_wall: float | None = None
+        self._terminal = terminal_of(launcher.pid) if record is None else None
+        self._typed: float | None = None
+        self.supervisor_lives()
 
     @property
     def age(self) -> float:
+        """Seconds since the launcher's start, by the boot's clock, which nobody sets."""
         return self.launcher.age(self._clock.boottime())
 
-    @abstractmethod
-    async def exit_status(self) -> ExitStatus | None: ...
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Problems of the start that did not prevent it."""
+        return self._state.warnings
 
-    @abstractmethod
-    async def release(self) -> None: ...
+    @property
+    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
+        """How processes of the tree ended, by (pid, start ticks): those that the supervisor reaped, because their own
+        parent had ended before."""
+        return self._state.ended
 
-    async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
-        return await patiently(self._worker, lambda: self._local.living(sweep=sweep), timeout=_PROC_DEADLINE)
+    @property
+    def terminal_used(self) -> float | None:
+        """Epoch second of the last key typed in the terminal of an attached trainer, as last seen (the terminal may be
+        gone by now). None without one. Never blocks."""
+        if self._terminal is not None:
+            self._typed = self._terminal.used_wall() or self._typed
+        return self._typed
+
+    def supervisor_lives(self) -> bool:
+        """Return whether a supervisor runs this trainer."""
+        if self.record is None:
+            return False
+        alive = is_alive(self.record.supervisor)
+        with contextlib.suppress(OSError):  # whether it recorded the end is not known then
+            if not alive and read_exit(self.record.directory, self.start_id) is None:
+                self.supervision = Supervision.ATTACH
+        return alive
+
+    # -- its end
+
+    async def exit_status(self) -> ExitStatus | None:
+        """Return how the launcher ended; None while it lives."""
+        if self.record is not None:
+            return await self._recorded_exit(self.record)
+        if is_alive(self.launcher) and not self._local.turned:
+            return None
+        if self._ended_wall is None:
+            self._ended_wall = self._clock.wall()
+        return ExitStatus(at_wall=self._ended_wall)
+
+    async def _recorded_exit(self, record: SupervisorRecord) -> ExitStatus | None:
+        self.supervisor_lives()
+        try:
+            found = await self._worker.call(read_exit, record.directory, self.start_id, timeout=_PROC_DEADLINE)
+        except OSError:
+            if is_alive(self.launcher):
+                return None  # the state directory cannot be read now: the process shows it
+            raise
+        while found is None and not is_alive(self.launcher):
+            now = self._clock.monotonic()
+            if not self.supervisor_lives():
+                # it may have recorded the end between our two reads
+                return read_exit(record.directory, self.start_id) or ExitStatus(at_wall=self._clock.wall())
+            if self._missed_since is None:
+                self._missed_since = now
+            if now - self._missed_since >= _EXIT_RECORD_WAIT:
+                return ExitStatus(at_wall=self._clock.wall())
+            await self._clock.sleep(0.02)
+            found = await self._worker.call(read_exit, record.directory, self.start_id, timeout=_PROC_DEADLINE)
+        return found
+
+    # -- its processes
 
     async def tree(self, *, sweep: bool = False) -> Reading[tuple[ProcessSample, ...]]:
+        """Return every living descendant ever seen, the launcher first, re-parented orphans included. ``sweep``: search
+        all processes for others of this start now, not only every few seconds."""
         now = self._clock.monotonic()
         sweep = sweep or now - self._swept_at >= _SWEEP_EVERY
         try:
@@ -85,22 +162,34 @@ class _Trainer(ABC):
             self._swept_at = now
         return observed(living, now)
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return ()
+    async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
+        sweep = sweep and not self.supervisor_lives()  # it adopts all orphans: then there is nothing else to search
+        living = await patiently(self._worker, lambda: self._local.living(sweep=sweep), timeout=_PROC_DEADLINE)
+        with contextlib.suppress(OSError, TimeoutError):  # what it shows is detail; the processes are what counts
+            await self.read_state()
+        return living
 
-    @property
-    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
-        return {}
+    async def read_state(self) -> None:
+        """Read the supervisor's warnings and what it reaped. Raises OSError or TimeoutError."""
+        if self.record is not None:
+            state = await self._worker.call(read_state, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
+            self._state = state or self._state
 
-    @property
-    def terminal_used(self) -> float | None:
-        return None
+    # -- stopping it
+
+    def ask_to_end(self) -> bool:
+        """Send SIGTERM to the supervisor, which passes it on, outlives podwatch, and kills what does not end. Return
+        False if none runs. Raises PermissionDenied."""
+        return (
+            self.record is not None and self.supervisor_lives() and send_signal(self.record.supervisor, signal.SIGTERM)
+        )
 
     async def stop(self, *, grace: float, save_grace: float, saving: Saving, max_kill_wait: float = 30.0) -> StopReport:
-        """Send SIGTERM to every process of the tree, new ones included unless a save is in flight (they may belong to
-        it); after the grace send SIGKILL, repeatedly. Not SIGINT: it makes prime-rl's orchestrator write an orphan
-        checkpoint.
+        """SIGTERM the whole tree, wait ``grace`` seconds (``save_grace`` while ``saving()``), SIGKILL what is left.
+
+        New processes get SIGTERM, too, unless a save is in flight (they may belong to it). Not SIGINT: it makes
+        prime-rl's orchestrator write an orphan checkpoint. Idempotent. Returns when nothing of the tree is left, or the
+        rest is stuck in the kernel.
         """
         started = self._clock.monotonic()
         told: set[ProcessIdentity] = set()
@@ -129,158 +218,29 @@ class _Trainer(ABC):
                 killed.update(targets)
             await self._clock.sleep(pause)
             pause = min(pause * 1.5, 0.25)
-        return StopReport(
-            seconds=self._clock.monotonic() - started,
-            killed=len(killed),
-            survivors=survivors,
-            exit=await self.exit_status(),
-        )
-
-
-class SupervisedTrainer(_Trainer):
-    """A trainer under a supervisor. It continues as an attached one if its supervisor is killed."""
-
-    def __init__(
-        self,
-        record: SupervisorRecord,
-        *,
-        roles: Roles,
-        worker: Worker,
-        clock: Clock,
-        users: frozenset[int] | None = None,
-    ) -> None:
-        super().__init__(
-            start_id=record.start_id,
-            supervision=Supervision.SUPERVISED,
-            launcher=record.launcher,
-            started_wall=started_wall(record.launcher, clock),
-            local=LocalTree(record.launcher, roles, record=record, own_session=True, users=users),
-            roles=roles,
-            worker=worker,
-            clock=clock,
-        )
-        self.record = record
-        self._state = SupervisorState()
-        self._missed_since: float | None = None
-        self.supervisor_lives()
-
-    def supervisor_lives(self) -> bool:
-        alive = is_alive(self.record.supervisor)
-        with contextlib.suppress(OSError):  # whether it recorded the end is not known then
-            if not alive and read_exit(self.record.directory, self.start_id) is None:
-                self.supervision = Supervision.ATTACH
-        return alive
-
-    async def exit_status(self) -> ExitStatus | None:
-        self.supervisor_lives()
-        try:
-            found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
-        except OSError:
-            if is_alive(self.launcher):
-                return None  # the state directory cannot be read now: the process shows it
-            raise
-        if found is not None:
-            return found
-        now = self._clock.monotonic()
-        while not is_alive(self.launcher):
-            if not self.supervisor_lives():
-                # it may have recorded the end between our two reads
-                return read_exit(self.record.directory, self.start_id) or ExitStatus(at_wall=self._clock.wall())
-            if self._missed_since is None:
-                self._missed_since = now
-            if self._clock.monotonic() - self._missed_since >= _EXIT_RECORD_WAIT:
-                return ExitStatus(at_wall=self._clock.wall())
-            await self._clock.sleep(0.02)
-            found = await self._worker.call(read_exit, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
-            if found is not None:
-                return found
-        return None
-
-    @property
-    def ended(self) -> Mapping[tuple[int, int], ExitStatus]:
-        return self._state.ended
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return self._state.warnings
-
-    async def _living(self, *, sweep: bool) -> tuple[ProcessSample, ...]:
-        lives = self.supervisor_lives()  # it adopts all orphans of the tree: then there is nothing else to search
-        living = await super()._living(sweep=sweep and not lives)
-        with contextlib.suppress(OSError, TimeoutError):  # what it shows is detail; the processes are what counts
-            await self.read_state()
-        return living
-
-    async def read_state(self) -> None:
-        """Read the supervisor's warnings and what it reaped. Raises OSError or TimeoutError."""
-        state = await self._worker.call(read_state, self.record.directory, self.start_id, timeout=_PROC_DEADLINE)
-        self._state = state or self._state
+        seconds = self._clock.monotonic() - started
+        return StopReport(seconds, len(killed), survivors, await self.exit_status())
 
     async def release(self) -> None:
-        """Wait until the supervisor has ended: it does once it has recorded that nothing of the tree lives. A process
-        that has ended only in part (its main thread is gone, another one still frees memory in the driver) keeps it for
-        a moment longer. Raises Busy while a process of the tree still runs."""
+        """Wait until the supervisor has ended, so that the run lock is free: it ends once it has recorded that nothing
+        of the tree lives. A process that has ended only in part (its main thread is gone, another one still frees
+        memory in the driver) keeps it for a moment longer. Raises Busy while a process of the tree still runs."""
+        if self.record is None:
+            return
         started = self._clock.monotonic()
         while self.supervisor_lives():
-            if await super()._living(sweep=False):
+            if await self._living(sweep=False):
                 where = str(self.record.directory)
                 raise Busy("the trainer has not ended completely", where=where, fix="stop it first")
             if self._clock.monotonic() - started >= _EXIT_RECORD_WAIT:
                 await self._worker.call(self._local.signal, [self.record.supervisor], signal.SIGKILL)
             await self._clock.sleep(0.01)
-        await self._worker.call(self._retire, timeout=_PROC_DEADLINE)
+        await self._worker.call(self._retire, self.record, timeout=_PROC_DEADLINE)
 
-    def _retire(self) -> None:
-        found = read_record(self.record.directory)
+    def _retire(self, record: SupervisorRecord) -> None:
+        found = read_record(record.directory)
         if found is not None and found.start_id == self.start_id:
-            retire_record(self.record.directory)
-
-
-class AttachedTrainer(_Trainer):
-    """A trainer that podwatch did not start: its exit status stays unknown. Only processes of
-    ``users`` are signalled (None: any)."""
-
-    def __init__(
-        self,
-        launcher: ProcessIdentity,
-        *,
-        started_wall: float,
-        roles: Roles,
-        worker: Worker,
-        clock: Clock,
-        users: frozenset[int] | None = None,
-    ) -> None:
-        super().__init__(
-            start_id=attached_id(launcher),
-            supervision=Supervision.ATTACH,
-            launcher=launcher,
-            started_wall=started_wall,
-            local=LocalTree(launcher, roles, own_session=leads_session(launcher), users=users),
-            roles=roles,
-            worker=worker,
-            clock=clock,
-        )
-        self._ended_wall: float | None = None
-        self._terminal = terminal_of(launcher.pid)
-        self._typed: float | None = None
-
-    @property
-    def terminal_used(self) -> float | None:
-        """Epoch second of the last key typed in the trainer's terminal, as last seen (the terminal may be gone by now).
-        None without a terminal."""
-        if self._terminal is not None:
-            self._typed = self._terminal.used_wall() or self._typed
-        return self._typed
-
-    async def exit_status(self) -> ExitStatus | None:
-        if is_alive(self.launcher) and not self._local.turned:
-            return None
-        if self._ended_wall is None:
-            self._ended_wall = self._clock.wall()
-        return ExitStatus(at_wall=self._ended_wall)
-
-    async def release(self) -> None:
-        """Nothing to release."""
+            retire_record(record.directory)
 
 
 def _describe(process: ProcessSample) -> str:

@@ -8,13 +8,15 @@ import pytest
 
 from podwatch.checkpoints.inspection import Inspection
 from podwatch.checkpoints.layout import Layout
-from podwatch.checkpoints.scan import scan_part
 from podwatch.checkpoints.shapes import Site
 from podwatch.checkpoints.table import SaveEnd
 from podwatch.checkpoints.trainer import all_trainers
 from podwatch.checkpoints.trainers import layout_of
 from podwatch.domain.errors import ConfigurationError
-from tests.support.checkpoints import safetensors_bytes, torch_zip_bytes
+from tests.drivers.checkpoints import catalogue_of
+from tests.drivers.checkpoints import judge as judged
+from tests.support.checkpoints import ManualClock, safetensors_bytes, torch_zip_bytes
+from tests.support.layout_checks import age
 from tests.support.layout_makers import Script, core, run
 from tests.support.layout_makers.core import TRACKER
 
@@ -30,7 +32,9 @@ def make(name: str, out: Path, *command: str) -> Layout:
 
 
 def judge(layout: Layout, step: int) -> Inspection:
-    return layout.judge(step, [scan_part(p).found for p in layout.steps()[step]])
+    found = judged(layout, step)
+    assert found is not None
+    return found
 
 
 def resume(layout: Layout, *command: str, step: int | None = 10) -> tuple[str, ...]:
@@ -87,19 +91,30 @@ def test_verl_needs_a_critic_where_other_steps_have_one(out: Path) -> None:
     assert judge(layout, 20).whole
     run(core.verl_critic(out, 10))
     (out / TRACKER).write_text("20")
-    assert judge(layout, 20).reason.startswith("critic/")
+    assert "files like checkpoint/critic/" in judge(layout, 20).reason
 
 
-def test_verl_without_optimizer_only_where_no_step_has_one(out: Path) -> None:
-    for step in (10, 20):
+def test_verl_without_optimizer_only_once_a_second_save_has_none(out: Path) -> None:
+    clock = ManualClock()
+    catalogue = catalogue_of(make("verl", out), clock, settle=5, settle_weak=60)
+
+    def save(step: int, *, optimizer: bool) -> set[int]:
         run(core.verl_fsdp(out, step))
         for file in (out / f"global_step_{step}" / "actor").glob("optim_*"):
-            file.unlink()
-        if step == 10:
-            assert "actor/optim_world_size_* is missing" in judge(make("verl", out), 10).reason
-    assert judge(make("verl", out), 20).whole
-    run(core.verl_fsdp(out, 30))
-    assert not judge(make("verl", out), 20).whole
+            if not optimizer:
+                file.unlink()
+        age(out / f"global_step_{step}", 100)
+        for _ in range(4):
+            catalogue.rescan()
+            clock.advance(1000)
+        return {s.step for s in catalogue.rescan() if s.complete}
+
+    assert save(10, optimizer=False) == set()
+    assert "actor/optim_world_size_* is missing" in catalogue.sets[0].reason
+    assert save(20, optimizer=False) == {10, 20}
+    assert catalogue.verify(20) == ()
+    assert save(30, optimizer=True) == {10, 20, 30}
+    assert save(40, optimizer=False) == {10, 20, 30}
 
 
 def test_verl_automodel_needs_its_model_and_the_optimizers_index(out: Path) -> None:
@@ -234,7 +249,7 @@ def test_dcp_in_parts_needs_what_other_steps_have(out: Path) -> None:
     assert judge(layout, 20).whole
     assert judge(layout, 20).ends is SaveEnd.NONE
     shutil.rmtree(out / "iter_00020" / "optimizer")
-    assert judge(layout, 20).reason == "optimizer/.metadata is missing, which the saves around it have"
+    assert judge(layout, 20).reason == "it has 0 files like checkpoint/optimizer/.metadata, step 10 has 1"
     assert layout.part_dir("checkpoint", 30) == out / "iter_00030"
     with pytest.raises(ConfigurationError, match="plain DCP"):
         resume(layout, "python", "t.py")

@@ -39,8 +39,8 @@ def test_a_swap_over_an_existing_step(tmp_path: Path) -> None:
 
 def test_a_half_removed_step(tmp_path: Path) -> None:
     layout = saved(tmp_path, 10, 20)
-    shutil.rmtree(tmp_path / "step_10/policy/optimizer")
-    assert "policy/optimizer/.metadata is missing, which the saves around it have" in verdict(layout, 10).reason
+    shutil.rmtree(tmp_path / "step_20/policy/optimizer")
+    assert "files like checkpoint/policy/optimizer/.metadata" in verdict(layout, 20).reason
     shutil.rmtree(tmp_path / "step_10/policy/weights")
     assert "policy/weights/* is missing" in verdict(layout, 10).reason
     (tmp_path / "step_20/training_info.json").unlink()
@@ -54,10 +54,10 @@ def test_weights_as_safetensors_and_a_value_model(tmp_path: Path) -> None:
         shutil.rmtree(weights)
         (weights / "model").mkdir(parents=True)
         (weights / "model/shard-00001-model-00001-of-00001.safetensors").write_bytes(safetensors_bytes())
-    assert verdict(layout, 10).whole
-    shutil.copytree(tmp_path / "step_20/policy", tmp_path / "step_20/value")
-    assert "value/optimizer/.metadata is missing" in verdict(layout, 10).reason
     assert verdict(layout, 20).whole
+    shutil.copytree(tmp_path / "step_10/policy", tmp_path / "step_10/value")
+    assert "files like checkpoint/value/optimizer/.metadata" in verdict(layout, 20).reason
+    assert verdict(layout, 10).whole
 
 
 def test_the_information_names_the_step(tmp_path: Path) -> None:
