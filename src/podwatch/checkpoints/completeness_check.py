@@ -8,7 +8,7 @@ truncated or never written. It cannot find flipped bits, swapped or single lost 
 truncated pickle of the old format: the hashes taken during upload do that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,6 +102,18 @@ class _Seen:
 
 def _whole(judgement: Inspection) -> Inspection:
     return replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
+
+
+def _in_a_row(
+    step: int,
+    files: tuple[RecordedFile, ...],
+    other: int,
+    complete: Iterable[tuple[int, tuple[RecordedFile, ...]]],
+    ends: SaveEnd,
+) -> bool:
+    """Whether no complete save between these two steps has other kinds of files."""
+    low, high = sorted((step, other))
+    return all(agree(files, between, ends=ends) for at, between in complete if low < at < high)
 
 
 class CompletenessChecker:
@@ -289,14 +301,17 @@ class CompletenessChecker:
             return judgement
         ends, files = judgement.ends, self._layout.compared(own)
         before = (self._compared(r) for r in self._records.before(seen.step))
-        reason = judgement.reason or lacking(seen.step, files, before, ends=ends)
+        reason = judgement.unusual or lacking(seen.step, files, before, ends=ends)
         if not reason or (seen.ended and ends is not SaveEnd.NONE):  # its end is marked: nothing more comes
             return _whole(judgement)
-        others = [self._compared(r).files for r in self._records.all if r.step > seen.step]
         waited = seen.quiet >= self._patience(ends)
+        others = [(r.step, self._compared(r).files) for r in self._records.all]
+        speaks = [other for other in others if other[0] > seen.step]
         if waited and self._refused is not None and self._refused[0] != seen.step:
-            others.append(self._refused[1])
-        if any(agree(files, other, ends=ends) for other in others):
+            speaks.append(self._refused)
+        if judgement.unusual:  # a resume needs it: only two in a row show that the trainer has stopped saving it
+            speaks = [one for one in speaks if _in_a_row(seen.step, files, one[0], others, ends)]
+        if any(agree(files, other, ends=ends) for _, other in speaks):
             return _whole(judgement)
         if waited:
             self._refused = seen.step, files

@@ -55,6 +55,8 @@ class Inspection(Document):
     lacks: bool = False
     """It is whole by its own files, and lacks a kind of file that the saves before it have, or that such saves usually
     have."""
+    unusual: str = ""
+    """What it lacks of what such saves usually have, and a resume needs: an optimizer."""
     rests_on: tuple[Path, ...] = ()
     """Files outside the parts (a tracker in the parent) that the rule read: when one of them changes, the step must be
     judged again although its own files did not change."""
