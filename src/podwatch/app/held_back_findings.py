@@ -227,8 +227,9 @@ class Implausible:
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:
     """``seen`` without implausible steps. A layout reports the highest checkpoint directory; if that is not of the
-    current lineage, or not scanned yet, the newest checkpoint of the lineage replaces it."""
-    line = {s.step: s for s in sets if s.of_line}
+    current lineage, or not complete (a copy that was cut off has any number), the newest complete checkpoint of the
+    lineage replaces it."""
+    line = {s.step: s for s in sets if s.of_line and s.complete}
     odd = {s.step for s in sets if s.held_as is HeldAs.IMPLAUSIBLE}
     newest = max(line, default=None)
     found = []

@@ -1,7 +1,7 @@
 """What an inspection says of one save: the one shape from the child that reads to what ``verify`` prints."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
@@ -60,6 +60,10 @@ class Inspection(Document):
     rests_on: tuple[Path, ...] = ()
     """Files outside the parts (a tracker in the parent) that the rule read: when one of them changes, the step must be
     judged again although its own files did not change."""
+
+    def accepted(self) -> "Inspection":
+        """The same of a save that needs nothing of what it lacks."""
+        return replace(self, outcome=InspectionOutcome.WHOLE, lacks=False, reason="") if self.lacks else self
 
     @property
     def whole(self) -> bool:
