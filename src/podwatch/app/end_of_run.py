@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from podwatch.app.backup.upload_queue import Unstored
 from podwatch.app.backup_findings import cannot_be_used
-from podwatch.app.components import Components
-from podwatch.app.host_and_endpoints import Host
-from podwatch.app.loop_wiring import DaemonLoops
 from podwatch.app.lost_saves import to_wait_for
-from podwatch.app.sensing_loop import LAG
+from podwatch.app.sensing import LAG
 from podwatch.app.variables_of_own_processes import JOB_PIPE, JOB_PROCESS, UNDER_INIT
 from podwatch.config.settings import RecoverySettings
 from podwatch.domain.checkpoint import newest_complete
@@ -40,6 +37,7 @@ from podwatch.trainer.supervisor_files import read_record, retire_record, was_st
 if TYPE_CHECKING:
     from podwatch.app.ask_and_record_attempts import JobVerdicts
     from podwatch.app.backup.post_mortem import PostMortem
+    from podwatch.app.build import Components
     from podwatch.app.end_pod import PodEnder
     from podwatch.app.store_jobs import StoreJobs
     from podwatch.hooks.evaluation import Evaluations
@@ -68,7 +66,7 @@ CLAIMING: Final = (LeaseAction.CLAIM, LeaseAction.SETTLE)
 NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.SUPERSEDED)
 """This pod must not publish, so a final sync would change nothing."""
 STORING: Final = (Outcome.FINISHED, Outcome.STOPPED, Outcome.GAVE_UP, Outcome.BLOCKED)
-"""The ends that leave time for a final sync. An end by a signal has its grace (app/shutdown.py)."""
+"""The ends that leave time for a final sync. An end by a signal has its grace (app/preemption.py)."""
 _ENDED: Final = {
     Outcome.FINISHED: "the run is finished",
     Outcome.STOPPED: "training is stopped",
@@ -139,8 +137,8 @@ class FinalSync:
     """Stores what a run has left when it ends here, within ``[recovery] final_sync``. ``left``: the names of what the
     last look found missing."""
 
-    def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "PostMortem | None") -> None:
-        self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
+    def __init__(self, parts: "Components", artifacts: "PostMortem | None") -> None:
+        self._parts, self._artifacts = parts, artifacts
         self.left: tuple[str, ...] = ()
 
     async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
@@ -164,7 +162,7 @@ class FinalSync:
             if why:
                 self.left = (*(f"{name} ({why})" for name in left.pending), *left.refused)
                 text = f"{_ENDED.get(outcome, WITHOUT)}; podwatch stores nothing more: {why}"
-                self._host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
+                self._parts.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
                 break
             if clock.monotonic() - told >= PROGRESS_SECONDS:
                 told = clock.monotonic()
@@ -187,7 +185,7 @@ class FinalSync:
 
     async def _find_left(self, waited: float, *, finished: bool) -> Unstored:
         parts = self._parts
-        sets = await self._loops.guarding.look()
+        sets = await parts.checkpoints.rescans.look()
         if parts.backup is None:
             why = parts.store.refused or "the store cannot be used"
             why = why if parts.settings.sync.store else "no store is configured"
@@ -211,7 +209,7 @@ class FinalSync:
             elif sync.error:
                 text += f" ({cannot_be_used(sync.error)})"
         text += f". It waits at most {seconds / 60:.0f} min more"
-        self._host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(seconds))
+        self._parts.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(seconds))
 
     async def _evidence(self) -> str:
         """Store logs and incident bundles; returns what is missing, in words."""
@@ -227,8 +225,7 @@ class EndOfRun:
 
     def __init__(
         self,
-        parts: Components,
-        host: Host,
+        parts: "Components",
         final: FinalSync,
         verdicts: "JobVerdicts | None" = None,
         pod: "PodEnder | None" = None,
@@ -236,7 +233,7 @@ class EndOfRun:
         evaluations: "Evaluations | None" = None,
         hooks: "Hooks | None" = None,
     ) -> None:
-        self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
+        self._parts, self._final, self._verdicts, self._pod = parts, final, verdicts, pod
         self._heartbeat, self._evaluations, self._hooks = heartbeat, evaluations, hooks
         self._job = in_job(os.environ)
         self._process = os.environ.get(JOB_PROCESS, "") if self._job else ""
@@ -249,7 +246,7 @@ class EndOfRun:
 
     @property
     def verdict(self) -> Verdict | None:
-        return self._host.exit.verdict
+        return self._parts.exit.verdict
 
     @property
     def not_before_wall(self) -> float | None:
@@ -283,7 +280,7 @@ class EndOfRun:
                 end = gang.over  # known while this node waited for the others
             if end is None:
                 if concluded is None or withdrawn(concluded, now, standby):
-                    self._host.exit.verdict = concluded = self._storing = None
+                    self._parts.exit.verdict = concluded = self._storing = None
             elif end.outcome is not concluded and (final := await self._settled(end)) is not None:
                 concluded = end.outcome
                 if await self._conclude(final):
@@ -375,7 +372,7 @@ class EndOfRun:
         self, owed: Callable[[], Awaitable[str]], outcome: Outcome, holds: Callable[[], bool]
     ) -> bool:
         """Wait until nothing is owed, for ``final_sync`` at most. False once the end does not hold any more."""
-        clock, host, ended = self._parts.run.clock, self._host, _ENDED.get(outcome, WITHOUT)
+        clock, parts, ended = self._parts.run.clock, self._parts, _ENDED.get(outcome, WITHOUT)
         end, said = clock.monotonic() + self._parts.settings.recovery.final_sync, ""
         try:
             while what := await owed():
@@ -384,16 +381,16 @@ class EndOfRun:
                     return False
                 if left <= 0:
                     text = f"{ended}; [recovery] final_sync is over, podwatch no longer waits for {what}"
-                    host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
+                    parts.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
                     return True
-                host.exit.waits_for = f"podwatch waits for {what}"
+                parts.exit.waits_for = f"podwatch waits for {what}"
                 if what != said:
                     said = what
-                    text = f"{ended}; {host.exit.waits_for}, at most {left / 60:.0f} min"
-                    host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(left))
+                    text = f"{ended}; {parts.exit.waits_for}, at most {left / 60:.0f} min"
+                    parts.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(left))
                 await clock.sleep(LOOK_SECONDS)
         finally:
-            host.exit.waits_for = ""
+            parts.exit.waits_for = ""
         return True
 
     async def _conclude(self, end: JobEnd) -> bool:
@@ -404,12 +401,12 @@ class EndOfRun:
         verdict = judge(await self._keep(end), job=self._job)
         if not await self._hooks_ran(end):
             return False
-        self._host.exit.verdict = verdict
+        self._parts.exit.verdict = verdict
         # An operator knows that they stopped the run; on a plain pod, what podwatch stays for has findings of its own.
         expected = end.outcome is Outcome.STOPPED or not self._job
         well = verdict.code == 0 or (expected and not end.unstored)
         severity = Severity.INFO if well else Severity.CRITICAL
-        self._host.bus.say(
+        self._parts.bus.say(
             EventName.RUN_ENDED, verdict.sentence, severity, outcome=str(verdict.outcome), exit_code=int(verdict.code)
         )
         if not await self._hooks_ran(end):
@@ -420,7 +417,7 @@ class EndOfRun:
             await self._pod.end_pod(end.outcome, stored=stored, look=lambda: self._all_stored(end, again=True))
         exits = self._exits(verdict.outcome)
         if exits:
-            self._host.exit.leave(int(verdict.code))
+            self._parts.exit.leave(int(verdict.code))
         return exits
 
     async def _say_last(self) -> None:
@@ -474,7 +471,7 @@ class EndOfRun:
         """Called when podwatch stops: in job mode a stop without a verdict is a preemption, or a permanent error; any
         other error is retried by init. During the final sync of a run that is not finished, the decided end counts: an
         engine must not run a job again that an operator stopped."""
-        leaving = self._host.exit
+        leaving = self._parts.exit
         if not self._job:
             return
         if leaving.verdict is not None:  # decided: what was still waited for does not change it
@@ -495,7 +492,7 @@ class EndOfRun:
             self._parts.gang.stopping(self._last)
         verdict = judge(self._last)
         leaving.verdict, leaving.code = verdict, int(verdict.code)
-        self._host.bus.say(
+        self._parts.bus.say(
             EventName.RUN_ENDED,
             verdict.sentence,
             Severity.WARNING,

@@ -84,7 +84,8 @@ def run_daemon(
             run_dir=paths.runtime,
             job=_job_options(loaded.settings.recovery) if job else (),
         )
-    from podwatch.app.daemon import Start, serve
+    from podwatch.app.build import Start
+    from podwatch.app.main import serve
 
     start = Start(
         adopt_existing=secrets.token_hex(8) if adopt_existing else os.environ.get(ADOPT, ""),

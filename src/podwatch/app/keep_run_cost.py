@@ -25,7 +25,8 @@ from podwatch.report.run_cost import (
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id
 
-LOOK_SECONDS: Final = 60.0
+KEEP_SECONDS: Final = 60.0
+"""Interval of ``look``."""
 _DOWN: Final = (TrainingState.DOWN, TrainingState.GAVE_UP, TrainingState.BLOCKED)
 
 

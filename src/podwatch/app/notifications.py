@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.trainers import site_of
@@ -25,7 +25,6 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.report.daemon_view import DaemonView
 from podwatch.report.logging import log_event
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
@@ -40,22 +39,12 @@ UPLOADED = "uploaded-bytes"
 """Journal key of the bytes of all published checkpoints."""
 
 
-class Events(Protocol):
-    """Records events, and the warnings of other threads."""
-
-    def __call__(self, event: Event, /) -> None: ...
-
-    def warn(self, text: str) -> None:
-        """Report a warning about the configuration or this machine. From any thread."""
-        ...
-
-
 class EventBus:
     """Call it with an event. Never blocks: the journal writes on its own thread, the log through a queue. Construct it
-    on the event loop."""
+    on the event loop. ``quiet``: record events only, for a command that prints what it did itself."""
 
-    def __init__(self, journal: AsyncJournal, clock: Clock) -> None:
-        self._journal, self._clock = journal, clock
+    def __init__(self, journal: AsyncJournal, clock: Clock, *, quiet: bool = False) -> None:
+        self._journal, self._clock, self._quiet = journal, clock, quiet
         self._loop = asyncio.get_running_loop()
         self.counts: Counter[str] = Counter()
         self.uploaded_bytes = 0
@@ -77,7 +66,8 @@ class EventBus:
         if event.name is EventName.PUBLISHED:
             self.uploaded_bytes += int(event.fields.get("bytes") or 0)
         self._journal.post(Journal.add_event, event)
-        log_event(event)
+        if not self._quiet:
+            log_event(event)
         for listener in self.listeners:
             listener(event)
 
@@ -87,10 +77,14 @@ class EventBus:
         """Emit an event of this moment. On the event loop."""
         self(Event(name, self._clock.wall(), text, severity, fields))
 
-    def warn(self, text: str) -> None:
-        """From any thread; does nothing once the loop is closed."""
+    def say_from_thread(self, name: EventName, text: str, severity: Severity) -> None:
+        """The same from any thread; does nothing once the loop is closed."""
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.say, EventName.CONFIG_WARNING, text, Severity.WARNING)
+            self._loop.call_soon_threadsafe(self.say, name, text, severity)
+
+    def warn(self, text: str) -> None:
+        """Report a warning about the configuration or this machine. From any thread."""
+        self.say_from_thread(EventName.CONFIG_WARNING, text, Severity.WARNING)
 
 
 # -- open findings ---------------------------------------------------------------------------------------------------
@@ -142,21 +136,24 @@ def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
 
 
 if TYPE_CHECKING:
-    from podwatch.app.store_jobs import StoreJobs
+    from podwatch.app.shutdown import BackgroundTasks
+    from podwatch.app.status_view import StatusSource
+    from podwatch.app.store_jobs import Jobs, StoreJobs
     from podwatch.domain.event import Notice
+    from podwatch.report.daemon_view import DaemonView
     from podwatch.report.dead_man import DeadMan
     from podwatch.report.deliver_notices import Channel
     from podwatch.report.run_cost import Account
     from podwatch.report.wandb import WandbPlan, WandbRun
 
-TOLD = "notices"
+NOTIFIED = "notices"
 """Journal key of the open findings that were notified."""
 DIGEST = "digest"
 """Journal key of the time of the last digest."""
 DIGEST_LOOK_SECONDS = 60.0
 REMEMBER_TURNS = 30
 INCIDENTS_COUNTED = 1000
-FAREWELL_SECONDS = 1.5
+CLOSE_SECONDS = 1.5
 """Time for the last notices at exit: the start of a child process, and one slow response."""
 
 
@@ -179,7 +176,7 @@ class Notifying:
 
         self._judge, self._clock, self._journal = alerts, clock, journal
         self._run_id, self._host = settings.run_id, socket.gethostname()
-        self._settings = settings.notify
+        self._whole, self._settings = settings, settings.notify
         asked = [getattr(channel, "least", None) for channel in channels]
         self._lowest = alerts.lowest_of(asked, Severity(settings.notify.min_severity))
         self.digest_every = settings.notify.digest
@@ -196,7 +193,7 @@ class Notifying:
             self._state, found = self._judge.on_turn(
                 self._state, findings, self._settings, at=snapshot.at, wall=snapshot.wall, lowest=self._lowest
             )
-            self._tell(found)
+            self._send(found)
             if found or self._turns % REMEMBER_TURNS == 0 or self._state.told.keys() != before:
                 self._remember()
 
@@ -205,12 +202,11 @@ class Notifying:
         with self._held_back():
             at = self._clock.monotonic()
             self._state, found = self._judge.on_event(self._state, event, self._settings, at=at, account=account())
-            self._tell(found)
+            self._send(found)
             if found:
                 self._remember()
 
-    def findings(self) -> tuple[Finding, ...]:
-        now = self._clock.monotonic()
+    def findings(self, now: float) -> tuple[Finding, ...]:
         text = f"podwatch sends no notifications because of an internal error: {self._broken}"
         broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, text, now, "report this bug")
         wandb = self.wandb.findings(now) if self.wandb is not None else ()
@@ -225,7 +221,7 @@ class Notifying:
         except Exception as error:
             self._broken = repr(error)[:200]
 
-    async def farewell(self, seconds: float) -> None:
+    async def close(self, seconds: float) -> None:
         """Send the pending notices for at most ``seconds``, then close the channels."""
         end = self._clock.monotonic() + seconds
         await self._notifier.flush(seconds)
@@ -233,22 +229,36 @@ class Notifying:
         if self.wandb is not None:
             await self.wandb.close(max(0.1, end - self._clock.monotonic()))
 
-    async def call_dead_man(self, view: DaemonView) -> None:
-        """Call the URLs of the dead-man's switch, if configured."""
-        if self.dead_man is not None:
-            from podwatch.report.status import build_status
+    def begin(self, jobs: "Jobs", tasks: "BackgroundTasks", status: "StatusSource", run: "StoreJobs") -> None:
+        """Schedule what is sent at an interval."""
+        wandb, dead_man = self.wandb, self.dead_man
 
-            with self._held_back():
-                await self.dead_man.beat(build_status(view))
-
-    async def push(self, view: DaemonView) -> None:
-        """Log one row of metrics to podwatch's own W&B run, if configured."""
-        if self.wandb is not None:
+        async def push() -> None:
             from podwatch.report.metrics import for_wandb
 
-            await self.wandb.push(for_wandb(view))
+            assert wandb is not None
+            await wandb.push(for_wandb(status.view()))
 
-    async def digest(self, view: DaemonView, run: "StoreJobs | None" = None) -> None:
+        async def call_dead_man() -> None:
+            from podwatch.report.status import build_status
+
+            assert dead_man is not None
+            with self._held_back():
+                await dead_man.beat(build_status(status.view()))
+
+        async def send_digest() -> None:
+            await self.digest(status.view(), run)
+
+        if wandb is not None:
+            jobs.every(self._whole.wandb.every, "wandb", push)
+        if self.digest_every > 0:
+            tasks.spawn(send_digest(), "first look at the digest")
+            jobs.every(DIGEST_LOOK_SECONDS, "digest", send_digest)
+        if dead_man is not None:
+            tasks.spawn(call_dead_man(), "first call of the dead-man's switch")
+            jobs.every(self._settings.heartbeat_every, "dead-man's switch", call_dead_man)
+
+    async def digest(self, view: "DaemonView", run: "StoreJobs | None" = None) -> None:
         """Send a digest if one is due. The time is kept before it is sent, here and for the other pods of the run: a
         podwatch that ends in between sends none rather than two."""
         from podwatch.report import digest
@@ -272,9 +282,9 @@ class Notifying:
             if run is not None:
                 await run.keep_digest(now)
             if due:
-                self._tell((digest.notice(build_status(view), now),))
+                self._send((digest.notice(build_status(view), now),))
 
-    def _tell(self, found: "Sequence[Notice]") -> None:
+    def _send(self, found: "Sequence[Notice]") -> None:
         from podwatch.report.deliver_notices import document_of
 
         for notice in found:
@@ -282,7 +292,7 @@ class Notifying:
 
     def _remember(self) -> None:
         document = self._judge.kept(self._state, at=self._clock.monotonic(), wall=self._clock.wall()).to_json()
-        self._journal.post(Journal.learn, TOLD, document)
+        self._journal.post(Journal.learn, NOTIFIED, document)
 
 
 def all_urls(settings: NotifySettings) -> tuple[str, ...]:
@@ -369,7 +379,7 @@ async def make_notifying(
         except ConfigurationError as error:
             complain(f"dead-man's switch: {error}")
         dead_man = DeadMan(called, notify.timeout) if called else None
-    kept = await journal.run(Journal.learned, TOLD, {})
+    kept = await journal.run(Journal.learned, NOTIFIED, {})
     alerts = () if wandb is None else (wandb,)
     try:
         channels = await disk.call(channels_of, settings, urls)

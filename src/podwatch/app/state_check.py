@@ -15,9 +15,10 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from podwatch.app.paths_and_run_lock import RunLock, RunPaths, guard_paths, unmade_paths
+from podwatch.app.shutdown import Exit
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
@@ -41,10 +42,10 @@ START_BYTES: Final = 512 << 10
 records, the begin of a log."""
 
 
-async def take_ground(settings: Settings) -> tuple[RunPaths, RunLock]:
+async def take_paths_and_lock(settings: Settings) -> tuple[RunPaths, RunLock]:
     """The directories of the run and its lock, as far as they are available. Raises Busy if another
     podwatch guards this run."""
-    worker = Worker("ground")
+    worker = Worker("run lock")
     one, late = threading.Lock(), False
 
     def take() -> tuple[RunPaths, RunLock]:
@@ -92,12 +93,6 @@ async def open_journal(path: Path, clock: Clock) -> Journal:
         worker.close()
 
 
-class Exits(Protocol):
-    """How a part ends the daemon; training continues."""
-
-    def leave(self, code: int) -> None: ...
-
-
 class StateCheck:
     """Blocks mutations through the MutationGuard. Call ``turn`` at each turn of the sensing loop; it does not block.
     ``reserve`` is the space for a start: whoever starts training frees it before."""
@@ -109,7 +104,7 @@ class StateCheck:
         workspace: Workspace,
         clock: Clock,
         *,
-        exits: Exits,
+        exits: Exit,
         lock: RunLock | None = None,
         emit: Emit,
         missing: str = "",

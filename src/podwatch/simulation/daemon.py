@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from podwatch.app.daemon import Start, serve
+from podwatch.app.build import Start
+from podwatch.app.main import serve
 from podwatch.config.last_good import load_or_last_good
 from podwatch.domain.errors import PodwatchError
 from podwatch.simulation.run_files import SimulatedGpus

@@ -1,0 +1,129 @@
+"""The findings of all sources: one for each failure, each reported once when it appears and once when it clears."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from podwatch.app.backup_findings import (
+    backup_findings,
+    branch_findings,
+    kept_of,
+    store_refused_finding,
+    store_withheld_finding,
+    upload_findings,
+)
+from podwatch.app.lost_saves import Kept, safekeeping
+from podwatch.app.notifications import OpenFindings
+from podwatch.app.own_findings import (
+    concern_findings,
+    config_findings,
+    freeze_findings,
+    linked_findings,
+    saved_after_all,
+    supervisor_findings,
+)
+from podwatch.app.pause import Maintenance
+from podwatch.checkpoints.shapes import PATTERN
+from podwatch.detection.merge import fold
+from podwatch.domain.facts import Facts, StoreFacts
+from podwatch.domain.finding import DEATHS, Finding, FindingKind
+from podwatch.domain.snapshot import Desired
+from podwatch.report.steps_at_risk import steps_at_risk
+
+if TYPE_CHECKING:
+    from podwatch.app.build import Components
+    from podwatch.app.notifications import Notifying
+    from podwatch.hooks.evaluation import Evaluations
+    from podwatch.hooks.hook_runner import Hooks
+
+
+class Findings:
+    """``reporters`` report to the operator's own channels and commands. ``silent``: seconds without a response of the
+    previous daemon when init restarted it."""
+
+    def __init__(
+        self,
+        parts: "Components",
+        maintenance: Maintenance,
+        reporters: "Sequence[Notifying | Hooks | Evaluations]",
+        silent: float,
+    ) -> None:
+        self._parts, self._maintenance, self._reporters = parts, maintenance, reporters
+        self._open = OpenFindings(parts.bus)
+        self._silent, self._started = silent, parts.run.clock.monotonic()
+
+    def turn(self, facts: Facts, detected: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        """Those of this turn, after what is new and what is over was reported."""
+        everything = self._everything(facts, detected)
+        self._open.update(everything, facts.pod.wall)
+        return everything
+
+    def now(self) -> tuple[Finding, ...]:
+        """The findings of the last turn, updated with what recovery has done since: otherwise the status would show a
+        death beside the trainer that recovery started after it."""
+        detection = self._parts.detection
+        if detection.turns == 0:
+            return self._open.findings
+        found, (facts, changed) = detection.findings, self._parts.observation.corrected()
+        if changed:
+            found = of_this_trainer(found)
+        if facts.run.desired is not Desired.RUNNING and detection.snapshot.desired is Desired.RUNNING:
+            found = of_a_run_that_ends(found)
+        return self._open.as_of_now(self._everything(facts, found))
+
+    def _everything(self, facts: Facts, detected: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        parts, at = self._parts, facts.pod.at
+        found = (
+            *detected,
+            *parts.recovery.findings(),
+            *parts.checks.findings(),
+            *parts.pruner.findings(),
+            *self._maintenance.findings(),
+            *parts.checkpoints.roots.findings(),
+            *self._of_store(facts),
+            *self._of_configuration(facts),
+            *parts.checkpoints.two_writers.findings(facts.checkpoints, at),
+            *parts.checkpoints.implausible.findings(facts.checkpoints, at),
+            *branch_findings(facts.checkpoints, facts.run, facts.store, at, facts.pod.wall),
+            *linked_findings(parts.checkpoints.catalogue.linked, since=self._started),
+            *freeze_findings(self._silent, now=at, wall=facts.pod.wall, since=self._started),
+            *supervisor_findings(facts.pod.trainer),
+            *(() if parts.gang is None else parts.gang.findings()),
+        )
+        reported = (finding for reporter in self._reporters for finding in reporter.findings(at))
+        return fold((*safekeeping(found, self._kept(facts), at=at), *reported), parts.recovery.context.healing())
+
+    def _kept(self, facts: Facts) -> Kept:
+        parts, sets, known = self._parts, facts.checkpoints, facts.store or StoreFacts()
+        step, counted = parts.recovery.state.step, parts.run.layout.counts_saves
+        at_risk = steps_at_risk(facts.pod, sets, step, known.last_step, unread=known.unread, saves_counted=counted)
+        return kept_of(facts.store, sets, at_risk)
+
+    def _of_configuration(self, facts: Facts) -> tuple[Finding, ...]:
+        """Those about the file, and the reasons why a restart would fail."""
+        config, handle = self._parts.run.config, self._parts.recovery.handle
+        concerns = tuple(c for c in config.concerns if c.subject != PATTERN or not facts.checkpoints)
+        concerns = saved_after_all(concerns, facts.checkpoints, None if handle is None else handle.started_wall)
+        since = self._started
+        return (*config_findings(config.problem, since=since), *concern_findings(concerns, since=since))
+
+    def _of_store(self, facts: Facts) -> tuple[Finding, ...]:
+        store, settings, since = self._parts.store, self._parts.settings, self._started
+        if store.elsewhere:
+            return ()
+        if store.refused:
+            return store_refused_finding(store.refused, since=since)
+        if settings.sync.store and store.backup is None:
+            return store_withheld_finding(since=since)
+        pod, lag = facts.pod, settings.sync.max_lag
+        backup = backup_findings(facts.store, facts.checkpoints, now=pod.at, wall=pod.wall, max_lag=lag, since=since)
+        return (*backup, *upload_findings(facts.store, now=pod.at))
+
+
+def of_a_run_that_ends(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """``findings`` without deaths and log rules: the run was stopped or finished since, so its end is expected."""
+    return tuple(f for f in of_this_trainer(findings) if f.kind is not FindingKind.LOG_RULE)
+
+
+def of_this_trainer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """``findings`` without deaths: they belong to a trainer that is no longer watched."""
+    return tuple(f for f in findings if f.kind not in DEATHS)
