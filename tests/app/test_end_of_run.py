@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from podwatch.app.backup.upload_queue import Unstored
-from podwatch.app.end_of_run import EndOfRun, FinalSync, Stored
+from podwatch.app.end_of_run import EndOfRun, FinalState, FinalSync
 from podwatch.app.shutdown import Exit
 from podwatch.app.variables_of_own_processes import JOB_PROCESS, UNDER_INIT
 from podwatch.domain.facts import StoreFacts
@@ -157,16 +157,16 @@ class Final:
         self.runs: list[tuple[Outcome, bool]] = []
         self.left: tuple[str, ...] = ()
 
-    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> FinalState | None:
         self.runs.append((outcome, evidence))
         self.left = self.missing
         end = self.daemon.clock.monotonic() + self.seconds
         while holds() and self.daemon.clock.monotonic() < end:
             await self.daemon.clock.sleep(1.0)
-        return Stored(self.missing) if holds() else None
+        return FinalState(self.missing) if holds() else None
 
-    async def look(self) -> Stored:
-        return Stored(self.missing)
+    async def check(self) -> FinalState:
+        return FinalState(self.missing)
 
 
 async def until(check: Callable[[], object]) -> None:
@@ -352,7 +352,7 @@ class Pod:
     def wants(self, _outcome: Outcome) -> bool:
         return True
 
-    async def end_pod(self, _outcome: Outcome, *, stored: bool, look: object) -> None:
+    async def end_pod(self, _outcome: Outcome, *, stored: bool, recheck: object) -> None:
         self.stored.append(stored)
 
 
@@ -464,7 +464,7 @@ def final_sync(daemon: Daemon, store: Store) -> FinalSync:
 
     parts = cast(Any, daemon)
     parts.store, parts.backup = SimpleNamespace(elsewhere=False), store
-    parts.checkpoints = SimpleNamespace(rescans=SimpleNamespace(look=look))
+    parts.checkpoints = SimpleNamespace(rescans=SimpleNamespace(rescan=look))
     return FinalSync(parts, None)
 
 
@@ -478,7 +478,7 @@ async def test_a_disk_that_hangs_does_not_hold_the_end(journal: AsyncJournal, mo
     stored = await asyncio.wait_for(final.run(Outcome.FINISHED, lambda: True), 30)
     assert stored is not None
     assert "hangs" in stored.unstored[0]
-    assert "hangs" in (await asyncio.wait_for(final.look(), 30)).unstored[0], "[end_pod] keeps the disk"
+    assert "hangs" in (await asyncio.wait_for(final.check(), 30)).unstored[0], "[end_pod] keeps the disk"
 
 
 async def test_what_another_pod_keeps_from_being_stored_is_not_waited_for(journal: AsyncJournal) -> None:

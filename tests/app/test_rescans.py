@@ -35,11 +35,11 @@ async def test_the_trainers_own_pins_are_read_with_every_look(tmp_path: Path) ->
     rescans = Rescans(catalogue, worker, clock, lambda _event: None, Announced(), seconds=10.0)
     rescans.watcher = Watching()  # type: ignore[assignment]
     try:
-        assert [s.step for s in await rescans.look()] == [10]
+        assert [s.step for s in await rescans.rescan()] == [10]
         assert rescans.named == {10: f"named by {TRACKER}"}
         assert refreshed == ["podwatch-looks"], "never on the loop: the trainer's disk may hang"
         refuse = True
-        await rescans.look()
+        await rescans.rescan()
         assert "Permission denied" in rescans.blind
         assert rescans.named == {10: f"named by {TRACKER}"}
     finally:
@@ -90,7 +90,7 @@ class Podwatches:
         async def look(*sets: CheckpointSet) -> list[str]:
             self.told.clear()
             self.shelf.sets = sets
-            await rescans.look()
+            await rescans.rescan()
             return [f"{event.name} {event.fields['step']}" for event in self.told]
 
         return look

@@ -92,7 +92,7 @@ class Guard:
     async def guard(self) -> None:
         """The daemon's rescans and removals, until cancelled."""
         while True:
-            await self.rescans.look()
+            await self.rescans.rescan()
             self.pruner.start_if_due()
             await self.rescans.until_due()
 

@@ -157,15 +157,15 @@ class JobVerdicts:
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             with contextlib.suppress(OSError):  # a timeout is one: the next turn tries again
-                await self.look()
+                await self.update()
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """One turn of ``watch``. Raises TimeoutError if the disk hangs."""
         async with self._turn:
             if not self._over:
-                await self._look()
+                await self._update()
 
-    async def _look(self) -> None:
+    async def _update(self) -> None:
         training = self._training.attempt
         if self._training.handle is not None and (self._foretold or not self._began):
             self._kept = began(self._kept, await self._attempt(), self._training.run.lineage)
@@ -183,7 +183,7 @@ class JobVerdicts:
         """Record how this attempt ends, while its last data is being stored."""
         async with self._turn:
             try:
-                await self._look()
+                await self._update()
                 attempt = await self._attempt()
             except OSError:
                 return  # the disk hangs
@@ -195,7 +195,7 @@ class JobVerdicts:
         """Record how this attempt ended; returns the end that counts (job/judge_earlier_attempts.py)."""
         async with self._turn:
             try:
-                await self._look()
+                await self._update()
                 attempt = await self._attempt()
             except OSError:
                 return end  # the disk hangs

@@ -74,7 +74,7 @@ QUARANTINE_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartOptions:
     """How `podwatch run` starts the daemon. ``take_over`` is the id of an operator's `--take-over`, and likewise the
     other flags; each id is executed once. ``same_disk_store`` allows a ``file://`` store on the checkpoints' own file
     system, for the demo only."""
@@ -205,7 +205,9 @@ class Components:
         return self.foundation.exit
 
 
-def build(settings: Settings, foundation: Foundation, start: Start, job: SupervisorJob | None = None) -> Components:
+def build(
+    settings: Settings, foundation: Foundation, start: StartOptions, job: SupervisorJob | None = None
+) -> Components:
     """Build all parts. ``job`` is set in job mode. Blocks: reads the journal, probes the disk."""
     learn_secrets(settings)
     held = held_back_findings.recalled_spans(foundation.journal.sync.learned(held_back_findings.TWO_WRITERS_KEY))
@@ -378,7 +380,7 @@ def _pruner(
 
 
 def _store(
-    settings: Settings, run: Run, checkpoints: Checkpoints, sensors: Sensors, leaving: Exit, start: Start, *,
+    settings: Settings, run: Run, checkpoints: Checkpoints, sensors: Sensors, leaving: Exit, start: StartOptions, *,
     stands_by: bool,
 ) -> Store:  # fmt: skip
     """``stands_by``: while another pod holds the run this one waits."""

@@ -107,7 +107,7 @@ class Commands:
         return _accepted("stopping training (`podwatch start` starts it again)")
 
     async def checkpoints(self, _: dict[str, Any]) -> dict[str, Any]:
-        await self._parts.checkpoints.rescans.look()
+        await self._parts.checkpoints.rescans.rescan()
         view = self._status.view()
         found, sending = self._parts.checkpoints.catalogue.sets, view.sync.uploading_step
         newest = newest_complete(found)
@@ -172,12 +172,12 @@ class Commands:
         return {"message": "upload started; `podwatch status` shows its progress", "step": step}
 
     async def prune_plan(self, _: dict[str, Any]) -> dict[str, Any]:
-        await self._parts.checkpoints.rescans.look()
+        await self._parts.checkpoints.rescans.rescan()
         pruner = self._parts.pruner
         return plan_document(pruner.plan(), waits_for=pruner.waits_for)
 
     async def prune(self, _: dict[str, Any]) -> dict[str, Any]:
-        await self._parts.checkpoints.rescans.look()
+        await self._parts.checkpoints.rescans.rescan()
         return plan_document(await self._parts.pruner.prune_now(), done=True)
 
     async def quarantine_return(self, params: dict[str, Any]) -> dict[str, Any]:

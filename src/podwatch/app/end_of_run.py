@@ -105,7 +105,7 @@ def supervisor_job(settings: RecoverySettings, environ: Mapping[str, str]) -> Su
     return SupervisorJob(pipe, OF_SUPERVISOR * end_grace(settings, environ), owner)
 
 
-def refuse_beside_earlier_attempt(supervisor_directory: Path, job: SupervisorJob) -> None:
+def refuse_during_earlier_attempt(supervisor_directory: Path, job: SupervisorJob) -> None:
     """Raise Busy while the supervisor of an earlier attempt ends its training: podwatch must not take that over. (With
     another state directory, the run lock says the same at the start.) Of a start that was told to end, nothing is left
     to judge: its exit is no failure of training. Blocks."""
@@ -125,7 +125,7 @@ def refuse_beside_earlier_attempt(supervisor_directory: Path, job: SupervisorJob
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class FinalState:
     """The result of a final sync. ``unstored``: names of what is not in the store; ``also``: of what is missing without
     being a part of the run."""
 
@@ -141,14 +141,14 @@ class FinalSync:
         self._parts, self._artifacts = parts, artifacts
         self.left: tuple[str, ...] = ()
 
-    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> FinalState | None:
         """Wait until everything is stored, the time is over, or another pod holds the run. None once the end does not
         hold any more. ``evidence``: store logs and incident bundles, too."""
         parts, clock, finished = self._parts, self._parts.run.clock, outcome is Outcome.FINISHED
         if parts.store.elsewhere:
-            return Stored()
+            return FinalState()
         if finished and not parts.settings.sync.store:
-            return Stored(also="NOT BACKED UP: no store is configured")
+            return FinalState(also="NOT BACKED UP: no store is configured")
         began = clock.monotonic()
         most, told = parts.settings.recovery.final_sync, began - PROGRESS_SECONDS
         while True:
@@ -168,12 +168,12 @@ class FinalSync:
                 told = clock.monotonic()
                 self._progress(_ENDED.get(outcome, WITHOUT), left, began + most - told)
             await clock.sleep(LOOK_SECONDS)
-        return Stored(self.left, await self._evidence() if evidence else "")
+        return FinalState(self.left, await self._evidence() if evidence else "")
 
-    async def look(self) -> Stored:
+    async def check(self) -> FinalState:
         """What is not stored now, without waiting for it."""
         left = await self._left(SETTLE_SECONDS, finished=False)
-        return Stored((*left.pending, *left.refused))
+        return FinalState((*left.pending, *left.refused))
 
     async def _left(self, waited: float, *, finished: bool) -> Unstored:
         """What is not stored now. A disk or a store that hangs does not hold the end of the run."""
@@ -185,7 +185,7 @@ class FinalSync:
 
     async def _find_left(self, waited: float, *, finished: bool) -> Unstored:
         parts = self._parts
-        sets = await parts.checkpoints.rescans.look()
+        sets = await parts.checkpoints.rescans.rescan()
         if parts.backup is None:
             why = parts.store.refused or "the store cannot be used"
             why = why if parts.settings.sync.store else "no store is configured"
@@ -295,7 +295,7 @@ class EndOfRun:
         if verdict is None or verdict.code != ExitCode.UNAVAILABLE or now < self._look_again_at:
             return
         self._look_again_at = now + PROGRESS_SECONDS
-        if not (await self._final.look()).unstored:
+        if not (await self._final.check()).unstored:
             await self._conclude(JobEnd(end.outcome, end.reason))
 
     def _pause(self) -> float:
@@ -329,7 +329,7 @@ class EndOfRun:
         stored = await self._final.run(end.outcome, lambda: self._holds(end))
         if stored is None or not await self._evaluated():
             return None
-        if self._evaluations is not None and not stored.unstored and (await self._final.look()).unstored:
+        if self._evaluations is not None and not stored.unstored and (await self._final.check()).unstored:
             # The evaluation at the end has pinned another checkpoint as the best one.
             stored = await self._final.run(end.outcome, lambda: self._holds(end))
             if stored is None:
@@ -414,7 +414,7 @@ class EndOfRun:
         if self._pod is not None and self._ends_pod(end.outcome):
             stored = await self._all_stored(end)
             await self._say_last()
-            await self._pod.end_pod(end.outcome, stored=stored, look=lambda: self._all_stored(end, again=True))
+            await self._pod.end_pod(end.outcome, stored=stored, recheck=lambda: self._all_stored(end, again=True))
         exits = self._exits(verdict.outcome)
         if exits:
             self._parts.exit.leave(int(verdict.code))
@@ -438,7 +438,7 @@ class EndOfRun:
         settled = end.outcome is Outcome.FINISHED or self._storing is not None
         if settled and not (again and self._parts.backup is not None):
             return not end.unstored
-        return not (await self._final.look()).unstored  # it must not publish, so that waiting would change nothing
+        return not (await self._final.check()).unstored  # it must not publish, so that waiting would change nothing
 
     async def _foretell(self, end: JobEnd) -> None:
         """Record the end before its last data is stored: the machine can be gone before that is done, and the next

@@ -97,7 +97,7 @@ class PodSite:
         return min(rooms, key=lambda r: (r.free or 0) - r.needed, default=unknown)
 
     async def newest(self) -> int | None:
-        sets = await self._parts.checkpoints.rescans.look()
+        sets = await self._parts.checkpoints.rescans.rescan()
         open_or_whole = (Completeness.WRITING, Completeness.COMPLETE)
         return max((s.step for s in sets if s.completeness in open_or_whole and not s.held), default=None)
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from podwatch.app.backup_findings import (
     backup_findings,
     branch_findings,
-    kept_of,
+    saves_of_run,
     store_refused_finding,
     store_withheld_finding,
     upload_findings,
 )
-from podwatch.app.lost_saves import Kept, safekeeping
+from podwatch.app.lost_saves import SavesOfRun, safekeeping
 from podwatch.app.notifications import OpenFindings
 from podwatch.app.own_findings import (
     concern_findings,
@@ -90,13 +90,13 @@ class Findings:
             *(() if parts.gang is None else parts.gang.findings()),
         )
         reported = (finding for reporter in self._reporters for finding in reporter.findings(at))
-        return fold((*safekeeping(found, self._kept(facts), at=at), *reported), parts.recovery.context.healing())
+        return fold((*safekeeping(found, self._saves(facts), at=at), *reported), parts.recovery.context.healing())
 
-    def _kept(self, facts: Facts) -> Kept:
+    def _saves(self, facts: Facts) -> SavesOfRun:
         parts, sets, known = self._parts, facts.checkpoints, facts.store or StoreFacts()
         step, counted = parts.recovery.state.step, parts.run.layout.counts_saves
         at_risk = steps_at_risk(facts.pod, sets, step, known.last_step, unread=known.unread, saves_counted=counted)
-        return kept_of(facts.store, sets, at_risk)
+        return saves_of_run(facts.store, sets, at_risk)
 
     def _of_configuration(self, facts: Facts) -> tuple[Finding, ...]:
         """Those about the file, and the reasons why a restart would fail."""

@@ -26,7 +26,7 @@ from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id
 
 KEEP_SECONDS: Final = 60.0
-"""Interval of ``look``."""
+"""Interval of ``count``."""
 _DOWN: Final = (TrainingState.DOWN, TrainingState.GAVE_UP, TrainingState.BLOCKED)
 
 
@@ -53,7 +53,7 @@ class Accountant:
         self._incidents = {one.id: one for one in found}
         self._bus.listeners.append(self._on_event)
 
-    def look(self, view: DaemonView) -> None:
+    def count(self, view: DaemonView) -> None:
         """Take the view of now into account, and keep the result. Never blocks."""
         state, newest = view.judgement().state, view.facts.pod.newest_step
         save_gap = view.learned.median_save_gap_seconds

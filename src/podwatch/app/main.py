@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from podwatch import __version__
 from podwatch.app.backup.post_mortem import LAST_SECONDS, TELLING, make_post_mortem
-from podwatch.app.build import Components, Foundation, Start, build, make_recorder
+from podwatch.app.build import Components, Foundation, StartOptions, build, make_recorder
 from podwatch.app.commands import Commands
-from podwatch.app.end_of_run import EndOfRun, FinalSync, end_grace, refuse_beside_earlier_attempt, supervisor_job
+from podwatch.app.end_of_run import EndOfRun, FinalSync, end_grace, refuse_during_earlier_attempt, supervisor_job
 from podwatch.app.end_pod import PodEnder
 from podwatch.app.endpoints import Endpoints
 from podwatch.app.entry import silent_seconds
@@ -71,13 +71,13 @@ PREEMPTED_TASKS_SECONDS, PREEMPTED_ACT_SECONDS = 0.3, 0.4
 
 async def serve(
     loaded: LoadedSettings,
-    start: Start | None = None,
+    start: StartOptions | None = None,
     *,
     clock: Clock | None = None,
     load_again: LoadAgain | None = None,
 ) -> int:
     """Run the daemon until it is stopped; returns the exit code. Raises PodwatchError if it cannot start."""
-    settings, start, clock = loaded.settings, start or Start(), clock or SystemClock()
+    settings, start, clock = loaded.settings, start or StartOptions(), clock or SystemClock()
     logs = log.configure(settings.log.format, settings.log.level)
     lock: RunLock | None = None
     try:
@@ -91,7 +91,7 @@ async def serve(
             job = supervisor_job(settings.recovery, os.environ)
             parts = await foundation.disk.call(build, settings, foundation, start, job)
             # Raises Busy where another podwatch guards output_dir.
-            await foundation.disk.call(lock.take_beside, parts.run.workspace)
+            await foundation.disk.call(lock.take_output_lock, parts.run.workspace)
             daemon = await make_daemon(parts, loaded, load_again, job, silent)
         except BaseException:
             foundation.systemd.stopping()
@@ -116,7 +116,7 @@ async def make_daemon(
     """The daemon with what the journal has for its reports; starts nothing."""
     foundation, run, bus, hooks, evaluations = parts.foundation, parts.run, parts.bus, None, None
     run.config.problem = loaded.refused
-    await parts.checks.look()
+    await parts.checks.try_again()
     accountant = Accountant(run.journal, run.clock, bus, counted=not run.layout.counts_saves)
     await accountant.load()
     for text in (run.journal.sync.rebuilt, *run.file.news):
@@ -239,7 +239,7 @@ class Daemon:
         """Find the checkpoints again and again, and let them be uploaded and pruned."""
         parts = self._parts
         while True:
-            await parts.checkpoints.rescans.look()
+            await parts.checkpoints.rescans.rescan()
             if parts.backup is not None:
                 parts.backup.notify()
             parts.pruner.start_if_due()
@@ -255,7 +255,7 @@ class Daemon:
 
     # -- start
 
-    async def start(self, start: Start) -> None:
+    async def start(self, start: StartOptions) -> None:
         loop, foundation = asyncio.get_running_loop(), self._parts.foundation
         await self._endpoints.open()
         await self._first_look()
@@ -273,12 +273,12 @@ class Daemon:
             await parts.checkpoints.removals.call(parts.checkpoints.remover.sweep_trash)
         await parts.sensors.start()
         await parts.foundation.disk.call(parts.checkpoints.rescans.watcher.start)
-        await parts.checkpoints.rescans.look()
+        await parts.checkpoints.rescans.rescan()
         end = clock.monotonic() + FIRST_LOOK_SECONDS
         while clock.monotonic() < end and parts.sensors.gpus.latest().state is SensorState.PENDING:
             await clock.sleep(0.05)
 
-    async def _begin(self, start: Start) -> None:
+    async def _begin(self, start: StartOptions) -> None:
         parts, spawn = self._parts, self._parts.foundation.tasks.spawn
         self._store_jobs.ask()
         if parts.gang is not None:
@@ -325,7 +325,7 @@ class Daemon:
             return True
         settings = self._parts.settings
         directory = settings.state_dir / settings.run_id / "supervisor"
-        await self._parts.checkpoints.worker.call(refuse_beside_earlier_attempt, directory, self._job)
+        await self._parts.checkpoints.worker.call(refuse_during_earlier_attempt, directory, self._job)
         return not await self._ending.forbidden()
 
     async def _start_again(self, flag: str, given: str, *, fresh: bool = False) -> None:

@@ -165,7 +165,7 @@ class Preemption:
         # Other nodes can still write into the same directory.
         writers_ended = handle is not None and parts.gang is None
         while True:
-            sets = await parts.checkpoints.rescans.look(writers_ended=writers_ended)
+            sets = await parts.checkpoints.rescans.rescan(writers_ended=writers_ended)
             if parts.backup is None or to_wait_for(sets, None, settled=True) is None:
                 return
             await parts.run.clock.sleep(LOOK_AGAIN_SECONDS)

@@ -111,7 +111,7 @@ class Rescans:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wanted.set)
 
-    async def look(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
+    async def rescan(self, *, writers_ended: bool = False) -> tuple[CheckpointSet, ...]:
         """Rescan now and return the checkpoints; the last known ones if the filesystem does not respond.
         ``writers_ended``: as for ``Catalogue.rescan``."""
         self._loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class Rescans:
     def _read(self, *, writers_ended: bool) -> tuple[tuple[CheckpointSet, ...], Mapping[int, str]]:
         """Blocks."""
         for check in self._checks:
-            check.look()
+            check.check()
         sets = self._catalogue.rescan(writers_ended=writers_ended)
         self.watcher.refresh()
         layout = self._catalogue.layout

@@ -193,7 +193,7 @@ class StateCheck:
         if self._troubled and self._troubled_since is None:
             self._pause, self._next = RETRY_MIN, now
         if now >= self._next:
-            self._task = asyncio.create_task(self.look(), name="state-check")
+            self._task = asyncio.create_task(self.try_again(), name="state-check")
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -202,7 +202,7 @@ class StateCheck:
             await asyncio.wait([task], timeout=1.0)
         self._worker.close()
 
-    async def look(self) -> None:
+    async def try_again(self) -> None:
         """Try everything that does not work."""
         before = self._journal.rebuilt
         try:
@@ -233,7 +233,7 @@ class StateCheck:
         """Blocks. Raises Busy where another podwatch guards this run."""
         if self._lock is not None:
             self._lock.take_state_lock()
-            self._lock.take_beside(self._workspace)
+            self._lock.take_output_lock(self._workspace)
         self._file.write_copy_again()
         self._room = self.reserve.restore()
         if self._missing:

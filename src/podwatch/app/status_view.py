@@ -100,8 +100,8 @@ class StatusSource:
     async def keep(self) -> None:
         """Add this moment to the run's account and to the page's history."""
         view = self.view()
-        self._accountant.look(view)
-        await self._history.look(view)
+        self._accountant.count(view)
+        await self._history.record(view)
 
     def account(self, *, target: int | None = None, step: int | None = None) -> Account:
         """The run's time and money until now. ``step``: the newest."""

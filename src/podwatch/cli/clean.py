@@ -75,7 +75,7 @@ def _describe(plan: dict[str, Any]) -> list[str]:
 
 async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""
-    from podwatch.app.build import Foundation, Start, build
+    from podwatch.app.build import Foundation, StartOptions, build
     from podwatch.app.commands import cleaned_document
     from podwatch.app.notifications import EventBus
     from podwatch.app.paths_and_run_lock import run_paths
@@ -91,7 +91,7 @@ async def _alone(where: Where) -> dict[str, Any]:
         clock, journal = SystemClock(), AsyncJournal(Journal.open(paths.journal))
         alone = Foundation(paths, clock, journal, EventBus(journal, clock, quiet=True))
         try:
-            parts = build(settings, alone, Start())
+            parts = build(settings, alone, StartOptions())
             try:
                 return cleaned_document(await clean_alone(parts.recovery), daemon=False)
             finally:
