@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.app.event_bus import EventBus
 from podwatch.app.keep_run_cost import Accountant
-from podwatch.app.notifications import EventBus
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.event import EventName
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, observed

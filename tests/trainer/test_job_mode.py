@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.app.end_of_run import refuse_during_earlier_attempt
+from podwatch.app.job_mode import refuse_during_earlier_attempt
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs

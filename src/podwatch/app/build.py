@@ -12,9 +12,9 @@ from podwatch.app.backup.backup import Backup
 from podwatch.app.backup.connection import StoreConnection
 from podwatch.app.backup.outbox import Outbox
 from podwatch.app.backup.run_side import TAKE_OVER, RunSide, WandbIds, this_pod
+from podwatch.app.event_bus import EventBus
 from podwatch.app.held_back_findings import Implausible, TwoWriters
 from podwatch.app.nodes import Gang, make_gang, own_place
-from podwatch.app.notifications import EventBus
 from podwatch.app.observe import Observation
 from podwatch.app.paths_and_run_lock import RunLock, RunPaths, workspace_of
 from podwatch.app.replaced_directories import RootWatch

@@ -126,7 +126,7 @@ def unsupported(settings: Settings) -> tuple[str, str, str] | None:
 
 
 def _job_options(recovery: RecoverySettings) -> tuple[str, ...]:
-    from podwatch.app.end_of_run import end_grace
+    from podwatch.app.job_mode import end_grace
 
     grace = end_grace(recovery, os.environ)
     return ("--job", "--grace", f"{grace:g}", "--standby", f"{recovery.standby:g}")

@@ -1,6 +1,7 @@
 """The findings of all sources: one for each failure, each reported once when it appears and once when it clears."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from podwatch.app.backup_findings import (
@@ -12,7 +13,6 @@ from podwatch.app.backup_findings import (
     upload_findings,
 )
 from podwatch.app.lost_saves import SavesOfRun, safekeeping
-from podwatch.app.notifications import OpenFindings
 from podwatch.app.own_findings import (
     concern_findings,
     config_findings,
@@ -24,8 +24,9 @@ from podwatch.app.own_findings import (
 from podwatch.app.pause import Maintenance
 from podwatch.checkpoints.shapes import PATTERN
 from podwatch.detection.merge import fold
+from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.facts import Facts, StoreFacts
-from podwatch.domain.finding import DEATHS, Finding, FindingKind
+from podwatch.domain.finding import DEATHS, Finding, FindingKind, Severity
 from podwatch.domain.snapshot import Desired
 from podwatch.report.steps_at_risk import steps_at_risk
 
@@ -127,3 +128,51 @@ def of_a_run_that_ends(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def of_this_trainer(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """``findings`` without deaths: they belong to a trainer that is no longer watched."""
     return tuple(f for f in findings if f.kind not in DEATHS)
+
+
+# -- open findings ---------------------------------------------------------------------------------------------------
+
+
+class OpenFindings:
+    """Keeps the open findings of all sources and emits an event when one appears, changes its severity, or clears."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._open: dict[str, Finding] = {}
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Worst first, then oldest."""
+        return _sorted(self._open.values())
+
+    def as_of_now(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        """``findings``, collected between two turns, sorted, with the times of their raising. Emits nothing."""
+        return _sorted({f.key: self._since_raised(f) for f in findings}.values())
+
+    def update(self, findings: tuple[Finding, ...], wall: float) -> None:
+        """Set the findings of all sources for this turn. An open finding keeps the time at which it was raised, which a
+        pure source does not know."""
+        now = {f.key: self._since_raised(f) for f in findings}
+        for key, finding in now.items():
+            before = self._open.get(key)
+            if before is None or (before.severity, before.confirmed) != (finding.severity, finding.confirmed):
+                message = finding.summary + (f"; {finding.suggestion}" if finding.suggestion else "")
+                self._emit(Event(EventName.FINDING_RAISED, wall, message, finding.severity, _fields(finding)))
+        for key, finding in self._open.items():
+            if key not in now:
+                text = f"resolved: {finding.summary}"
+                self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
+        self._open = now
+
+    def _since_raised(self, finding: Finding) -> Finding:
+        before = self._open.get(finding.key)
+        return finding if before is None else replace(finding, since=min(before.since, finding.since))
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    return tuple(sorted(findings, key=lambda f: (order[f.severity], f.since, f.key)))
+
+
+def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
+    return {"finding": str(finding.kind), "subject": finding.subject, "confirmed": finding.confirmed}

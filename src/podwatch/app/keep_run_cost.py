@@ -4,7 +4,7 @@ pods."""
 from dataclasses import replace
 from typing import Final
 
-from podwatch.app.notifications import INCIDENTS_COUNTED, EventBus
+from podwatch.app.event_bus import EventBus
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import FindingKind
@@ -25,6 +25,7 @@ from podwatch.report.run_cost import (
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id
 
+INCIDENTS_COUNTED: Final = 1000
 KEEP_SECONDS: Final = 60.0
 """Interval of ``count``."""
 _DOWN: Final = (TrainingState.DOWN, TrainingState.GAVE_UP, TrainingState.BLOCKED)

@@ -16,13 +16,15 @@ from podwatch import __version__
 from podwatch.app.backup.post_mortem import LAST_SECONDS, TELLING, make_post_mortem
 from podwatch.app.build import Components, Foundation, StartOptions, build, make_recorder
 from podwatch.app.commands import Commands
-from podwatch.app.end_of_run import EndOfRun, FinalSync, end_grace, refuse_during_earlier_attempt, supervisor_job
+from podwatch.app.end_of_run import EndOfRun, FinalSync
 from podwatch.app.end_pod import PodEnder
 from podwatch.app.endpoints import Endpoints
 from podwatch.app.entry import silent_seconds
+from podwatch.app.event_bus import EventBus
 from podwatch.app.findings import Findings
+from podwatch.app.job_mode import end_grace, refuse_during_earlier_attempt, supervisor_job
 from podwatch.app.keep_run_cost import KEEP_SECONDS, Accountant
-from podwatch.app.notifications import CLOSE_SECONDS, EventBus, Notifying, make_notifying
+from podwatch.app.notifications import CLOSE_SECONDS, Notifying, make_notifying
 from podwatch.app.paths_and_run_lock import RunLock
 from podwatch.app.pause import Maintenance
 from podwatch.app.preemption import Budget, Preemption, why_preempted

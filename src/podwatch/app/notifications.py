@@ -1,17 +1,13 @@
-"""The path of every event, the open findings (each is reported once when it appears and once when it clears), and the
-notices made of both.
+"""The notices that are made of events and findings, the digest, the dead-man's switch and podwatch's own W&B run.
 
 The notification policy and the channels are imported only where a notification is configured.
 """
 
-import asyncio
 import contextlib
 import os
 import socket
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,120 +16,14 @@ from podwatch.checkpoints.trainers import site_of
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.config.trusted_files import check_command, read_trusted
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.event import Emit, Event, EventName
+from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.report.logging import log_event
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.trainer.environment import build_environment
-
-# -- event bus -------------------------------------------------------------------------------------------------------
-# The single path of every event: journal, log, counters, listeners.
-
-COUNTED = "event-counts"
-"""Journal key of the event counters."""
-UPLOADED = "uploaded-bytes"
-"""Journal key of the bytes of all published checkpoints."""
-
-
-class EventBus:
-    """Call it with an event. Never blocks: the journal writes on its own thread, the log through a queue. Construct it
-    on the event loop. ``quiet``: record events only, for a command that prints what it did itself."""
-
-    def __init__(self, journal: AsyncJournal, clock: Clock, *, quiet: bool = False) -> None:
-        self._journal, self._clock, self._quiet = journal, clock, quiet
-        self._loop = asyncio.get_running_loop()
-        self.counts: Counter[str] = Counter()
-        self.uploaded_bytes = 0
-        self.listeners: list[Emit] = []
-
-    async def load(self) -> None:
-        kept = await self._journal.run(Journal.learned, COUNTED, {})
-        if isinstance(kept, dict):
-            self.counts.update({str(k): int(v) for k, v in kept.items() if isinstance(v, int)})
-        uploaded = await self._journal.run(Journal.learned, UPLOADED, 0)
-        self.uploaded_bytes += uploaded if isinstance(uploaded, int) else 0
-
-    def save(self) -> None:
-        self._journal.post(Journal.learn, COUNTED, dict(self.counts))
-        self._journal.post(Journal.learn, UPLOADED, self.uploaded_bytes)
-
-    def __call__(self, event: Event) -> None:
-        self.counts[str(event.name)] += 1
-        if event.name is EventName.PUBLISHED:
-            self.uploaded_bytes += int(event.fields.get("bytes") or 0)
-        self._journal.post(Journal.add_event, event)
-        if not self._quiet:
-            log_event(event)
-        for listener in self.listeners:
-            listener(event)
-
-    def say(
-        self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
-    ) -> None:
-        """Emit an event of this moment. On the event loop."""
-        self(Event(name, self._clock.wall(), text, severity, fields))
-
-    def say_from_thread(self, name: EventName, text: str, severity: Severity) -> None:
-        """The same from any thread; does nothing once the loop is closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.say, name, text, severity)
-
-    def warn(self, text: str) -> None:
-        """Report a warning about the configuration or this machine. From any thread."""
-        self.say_from_thread(EventName.CONFIG_WARNING, text, Severity.WARNING)
-
-
-# -- open findings ---------------------------------------------------------------------------------------------------
-
-
-class OpenFindings:
-    """Keeps the open findings of all sources and emits an event when one appears, changes its severity, or clears."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._open: dict[str, Finding] = {}
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Worst first, then oldest."""
-        return _sorted(self._open.values())
-
-    def as_of_now(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """``findings``, collected between two turns, sorted, with the times of their raising. Emits nothing."""
-        return _sorted({f.key: self._since_raised(f) for f in findings}.values())
-
-    def update(self, findings: tuple[Finding, ...], wall: float) -> None:
-        """Set the findings of all sources for this turn. An open finding keeps the time at which it was raised, which a
-        pure source does not know."""
-        now = {f.key: self._since_raised(f) for f in findings}
-        for key, finding in now.items():
-            before = self._open.get(key)
-            if before is None or (before.severity, before.confirmed) != (finding.severity, finding.confirmed):
-                message = finding.summary + (f"; {finding.suggestion}" if finding.suggestion else "")
-                self._emit(Event(EventName.FINDING_RAISED, wall, message, finding.severity, _fields(finding)))
-        for key, finding in self._open.items():
-            if key not in now:
-                text = f"resolved: {finding.summary}"
-                self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
-        self._open = now
-
-    def _since_raised(self, finding: Finding) -> Finding:
-        before = self._open.get(finding.key)
-        return finding if before is None else replace(finding, since=min(before.since, finding.since))
-
-
-def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-    return tuple(sorted(findings, key=lambda f: (order[f.severity], f.since, f.key)))
-
-
-def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
-    return {"finding": str(finding.kind), "subject": finding.subject, "confirmed": finding.confirmed}
-
 
 if TYPE_CHECKING:
     from podwatch.app.shutdown import BackgroundTasks
@@ -152,7 +42,6 @@ DIGEST = "digest"
 """Journal key of the time of the last digest."""
 DIGEST_LOOK_SECONDS = 60.0
 REMEMBER_TURNS = 30
-INCIDENTS_COUNTED = 1000
 CLOSE_SECONDS = 1.5
 """Time for the last notices at exit: the start of a child process, and one slow response."""
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from podwatch.app.notifications import EventBus
+from podwatch.app.event_bus import EventBus
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.status_document import TrainingState
 from podwatch.recording.last_day import DAY, Moment, append, last_day

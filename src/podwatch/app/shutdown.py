@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable
 from typing import Any
 
-from podwatch.app.notifications import EventBus
+from podwatch.app.event_bus import EventBus
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity

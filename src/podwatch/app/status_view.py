@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from podwatch import __version__
 from podwatch.app.backup_findings import cannot_be_used
+from podwatch.app.event_bus import EventBus
 from podwatch.app.findings import Findings
 from podwatch.app.keep_run_cost import Accountant
 from podwatch.app.lost_saves import not_stored, pin_not_stored
-from podwatch.app.notifications import EventBus
 from podwatch.app.page_history import History
 from podwatch.app.pause import Maintenance, described
 from podwatch.config.settings import Policies

@@ -77,7 +77,7 @@ async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""
     from podwatch.app.build import Foundation, StartOptions, build
     from podwatch.app.commands import cleaned_document
-    from podwatch.app.notifications import EventBus
+    from podwatch.app.event_bus import EventBus
     from podwatch.app.paths_and_run_lock import run_paths
     from podwatch.cli.offline import load
     from podwatch.journal import AsyncJournal, Journal
