@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.trainers import site_of
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from podwatch.report.deliver_notices import Channel
     from podwatch.report.run_cost import Account
     from podwatch.report.wandb import WandbPlan, WandbRun
+
+R = TypeVar("R")
 
 NOTIFIED = "notices"
 """Journal key of the open findings that were notified."""
@@ -244,48 +246,34 @@ async def make_notifying(
     """None if no notification is configured. An unusable file is reported with ``complain``; the other channels work.
 
     ``state`` is the run's state directory."""
-    notify = settings.notify
+    notify, wandb, dead_man = settings.notify, None, None
     switched = notify.heartbeat_urls or notify.heartbeat_urls_file
     if not (notify.command or notify.urls or notify.urls_file or switched or settings.wandb.enabled):
         return None
-    wandb = None
-    try:
-        wandb = await _own_wandb_run(settings, clock, disk, state)
-    except ConfigurationError as error:
-        complain(f"wandb: {error}")
-    urls: tuple[str, ...] = notify.urls
-    try:
-        urls = await disk.call(all_urls, notify)
-    except ConfigurationError as error:
-        complain(f"notifications: {error}")
-    dead_man = None
+
+    async def read(what: str, otherwise: R, call: Callable[..., R], *args: object) -> R:
+        try:
+            return await disk.call(call, *args)
+        except ConfigurationError as error:
+            complain(f"{what}: {error}")
+            return otherwise
+
+    if settings.wandb.enabled:
+        from podwatch.report.wandb import WandbRun
+
+        plan = await read("wandb", None, wandb_plan, settings, state or settings.state_dir / settings.run_id)
+        wandb = None if plan is None else WandbRun(plan, clock)
     if switched:
         from podwatch.report.dead_man import DeadMan
 
-        called = notify.heartbeat_urls
-        try:
-            called = await disk.call(heartbeat_urls, notify)
-        except ConfigurationError as error:
-            complain(f"dead-man's switch: {error}")
+        called = await read("dead-man's switch", notify.heartbeat_urls, heartbeat_urls, notify)
         dead_man = DeadMan(called, notify.timeout) if called else None
+    urls = await read("notifications", notify.urls, all_urls, notify)
+    without = settings.model_copy(update={"notify": notify.model_copy(update={"command": ()})})
+    channels = await read("notifications", channels_of(without, urls), channels_of, settings, urls)
     kept = await journal.run(Journal.learned, NOTIFIED, {})
     alerts = () if wandb is None else (wandb,)
-    try:
-        channels = await disk.call(channels_of, settings, urls)
-    except ConfigurationError as error:
-        complain(f"notifications: {error}")
-        without = settings.model_copy(update={"notify": notify.model_copy(update={"command": ()})})
-        channels = channels_of(without, urls)
     return Notifying(settings, (*channels, *alerts), clock, journal, kept, wandb, dead_man)
-
-
-async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: Path | None) -> "WandbRun | None":
-    """podwatch's own W&B run, not started yet; None if it is not enabled. Raises ConfigurationError."""
-    if not settings.wandb.enabled:
-        return None
-    from podwatch.report.wandb import WandbRun
-
-    return WandbRun(await disk.call(wandb_plan, settings, state or settings.state_dir / settings.run_id), clock)
 
 
 def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":
