@@ -132,19 +132,6 @@ def saves_of_run(sync: StoreFacts | None, sets: tuple[CheckpointSet, ...], steps
     return SavesOfRun(own, known and none, sync.abandoned_in_a_row, steps_at_risk, sync.saves is not None)
 
 
-def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
-    """The finding if a store is configured, but its identity in it is unknown without the state database."""
-    return (
-        Finding(
-            FindingKind.NOT_BACKED_UP,
-            Severity.CRITICAL,
-            "NOT BACKED UP: podwatch cannot read the state database, so it does not know what the store holds",
-            since,
-            "repair the state database (finding state-unavailable); podwatch then uploads again",
-        ),
-    )
-
-
 def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:
     """The finding if the configured store is refused because it is no backup."""
     return (

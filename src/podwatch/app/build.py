@@ -21,7 +21,7 @@ from podwatch.app.replaced_directories import RootWatch
 from podwatch.app.rescans import Announced, Rescans
 from podwatch.app.sensing import Detection, Sensors, build_sensors, learned_before
 from podwatch.app.settings_in_force import Configuration, learn_secrets, policies_from
-from podwatch.app.shutdown import BackgroundTasks, Exit, briefly
+from podwatch.app.shutdown import STEP_SECONDS, BackgroundTasks, Exit, briefly
 from podwatch.app.state_check import StateCheck
 from podwatch.checkpoints.held_back import HeldBack
 from podwatch.checkpoints.known_checkpoints import Catalogue
@@ -100,7 +100,7 @@ class Foundation:
         self.disk = Worker("daemon")
         self.systemd = make_notifier(os.environ)
 
-    async def close(self, seconds: float = 8.0) -> None:
+    async def close(self, seconds: float = STEP_SECONDS) -> None:
         await briefly(self.journal.close(), seconds)
         self.disk.close()
         self.systemd.close()

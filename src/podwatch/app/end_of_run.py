@@ -129,8 +129,7 @@ class FinalSync:
         parts = self._parts
         sets = await parts.checkpoints.rescans.rescan()
         if parts.backup is None:
-            why = parts.store.refused or "the store cannot be used"
-            why = why if parts.settings.sync.store else "no store is configured"
+            why = parts.store.refused or "no store is configured"
             newest = newest_complete(sets)
             name = "the last checkpoint" if newest is None else f"the checkpoint of step {newest.step}"
             return Unstored(refused=(f"{name} ({why})",) if finished or newest is not None else ())

@@ -9,7 +9,6 @@ from podwatch.app.backup_findings import (
     branch_findings,
     saves_of_run,
     store_refused_finding,
-    store_withheld_finding,
     upload_findings,
 )
 from podwatch.app.lost_saves import SavesOfRun, safekeeping
@@ -113,8 +112,6 @@ class Findings:
             return ()
         if store.refused:
             return store_refused_finding(store.refused, since=since)
-        if settings.sync.store and store.backup is None:
-            return store_withheld_finding(since=since)
         pod, lag = facts.pod, settings.sync.max_lag
         backup = backup_findings(facts.store, facts.checkpoints, now=pod.at, wall=pod.wall, max_lag=lag, since=since)
         return (*backup, *upload_findings(facts.store, now=pod.at))
