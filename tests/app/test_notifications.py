@@ -178,5 +178,5 @@ def test_a_line_of_the_file_with_a_remark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("elsewhere", "sends"), [(False, True), (True, False)])
 def test_of_several_nodes_only_the_one_that_uploads_sends_digests(tmp_path: Path, elsewhere: bool, sends: bool) -> None:
     store = Store(None, None, "", WandbIds(make_layout(settings(tmp_path))), elsewhere=elsewhere)
-    jobs = StoreJobs(SimpleNamespace(store=store, backup=None), None)
+    jobs = StoreJobs(SimpleNamespace(store=store, backup=None), None, None)
     assert jobs.sends_digests(known=False) is sends

@@ -161,7 +161,7 @@ class Daemon:
         self.status = StatusSource(parts, self._findings, self._maintenance, accountant, evaluations, loaded.path)
         self._recorder = make_recorder(parts)
         self._reload = Reload(parts, loaded, load_again, self.status, self._recorder)
-        self._store_jobs = StoreJobs(parts, self.status)
+        self._store_jobs = StoreJobs(parts, self.status, accountant)
         self._commands = Commands(parts, self.status, self._maintenance, self._reload, evaluations)
         self._artifacts = make_post_mortem(parts, self._reload)
         pod = PodEnder(parts.run.config, parts.recovery, parts.exit, os.environ)

@@ -17,7 +17,6 @@ from podwatch.config.settings import Policies
 from podwatch.detection.operator_ends import trainer_role_ended_at
 from podwatch.detection.progress import target_reached
 from podwatch.detection.rules import DetectionState, second_signals
-from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.checkpoint import CheckpointSet
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.facts import StoreFacts
@@ -108,10 +107,6 @@ class StatusSource:
         cost, learned = self._parts.settings.cost, self._parts.detection.state.learned
         price = Price(cost.per_hour, cost.currency)
         return self._accountant.account(price, learned.median_step_seconds, target=target, step=step)
-
-    def take_over_account(self, account: AccountTotals | None, claim: int) -> None:
-        """Continue the account of another pod's last heartbeat; see ``Accountant.take_over``."""
-        self._accountant.take_over(account, claim)
 
     def view(self) -> DaemonView:
         """The snapshot of the last turn, corrected by what recovery has done since."""
