@@ -96,7 +96,7 @@ class Job:
         refused = await verdicts.forbids()
         if refused is None:
             found.trains, found.step = True, step
-            await verdicts.look()
+            await verdicts.update()
             refused = await verdicts.keep(end)
         verdicts.close()
         return int(judge(refused).code)
@@ -138,7 +138,7 @@ async def test_the_machine_of_another_node_is_refused_and_counted_in_the_store(j
     first, found = job.next()
     assert await first.forbids() is None
     found.trains = True
-    await first.look()
+    await first.update()
     await first.keep(replace(FAULT, broken=(there,)))
     first.close()
     second, _ = job.next()
@@ -171,15 +171,15 @@ async def test_a_killed_attempt_counts_unless_it_made_progress(job: Job) -> None
     verdicts, here = job.next()
     assert await verdicts.forbids() is None
     here.trains = True
-    await verdicts.look()
+    await verdicts.update()
     verdicts.close()  # SIGKILL: nothing more is written
     verdicts, here = job.next()
     assert await verdicts.forbids() is None
     here.trains = True
-    await verdicts.look()
+    await verdicts.update()
     assert job.document()["failures"] == 1
     here.step = 3
-    await verdicts.look()
+    await verdicts.update()
     verdicts.close()
     assert (job.document()["failures"], job.document()["best_step"]) == (0, 3)
     assert await job.run(JobEnd(Outcome.PREEMPTED)) == 86
@@ -191,11 +191,11 @@ async def test_a_stop_is_known_to_the_next_attempt_although_the_machine_died_whi
     verdicts, here = job.next()
     assert await verdicts.forbids() is None
     here.trains = True
-    await verdicts.look()
+    await verdicts.update()
     here.trains = False
     await verdicts.foretell(stop)
     here.trains = True  # an operator has started it again
-    await verdicts.look()
+    await verdicts.update()
     assert job.document()["last"] is None
     here.trains = False
     await verdicts.foretell(stop)
@@ -208,7 +208,7 @@ async def test_an_attempt_that_never_holds_the_run_leaves_the_record_of_the_one_
     holder, here = job.next()
     assert await holder.forbids() is None
     here.trains, here.step = True, 3
-    await holder.look()
+    await holder.update()
     before = job.document()
     assert await job.run(JobEnd(Outcome.SUPERSEDED), command="digest") == 86
     other, _ = job.next(command="another")
@@ -226,8 +226,8 @@ async def test_a_look_in_progress_never_overwrites_the_end(job: Job) -> None:
     verdicts, here = job.next()
     assert await verdicts.forbids() is None
     here.trains = True
-    await asyncio.gather(verdicts.look(), verdicts.keep(TYPO), verdicts.look())
-    await verdicts.look()
+    await asyncio.gather(verdicts.update(), verdicts.keep(TYPO), verdicts.update())
+    await verdicts.update()
     verdicts.close()
     assert job.document()["attempt"] is None
     assert await job.run(CRASH) == 65

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from podwatch.app.backup.upload_queue import Unstored
-from podwatch.app.end_of_run import EndOfRun, FinalSync, Stored
+from podwatch.app.end_of_run import EndOfRun, FinalState, FinalSync
 from podwatch.app.shutdown import Exit
 from podwatch.app.variables_of_own_processes import JOB_PROCESS, UNDER_INIT
 from podwatch.domain.facts import StoreFacts
@@ -56,7 +56,7 @@ class Daemon:
         self.gang: Any = None
 
     def ending(self, final: Any = None, verdicts: Any = None) -> EndOfRun:
-        return EndOfRun(cast(Any, self), cast(Any, self), final, verdicts)
+        return EndOfRun(cast(Any, self), final, verdicts)
 
     def over(self, ending: EndOfRun) -> Outcome | None:
         end = ended(ending.situation(), STANDBY)
@@ -157,16 +157,16 @@ class Final:
         self.runs: list[tuple[Outcome, bool]] = []
         self.left: tuple[str, ...] = ()
 
-    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> FinalState | None:
         self.runs.append((outcome, evidence))
         self.left = self.missing
         end = self.daemon.clock.monotonic() + self.seconds
         while holds() and self.daemon.clock.monotonic() < end:
             await self.daemon.clock.sleep(1.0)
-        return Stored(self.missing) if holds() else None
+        return FinalState(self.missing) if holds() else None
 
-    async def look(self) -> Stored:
-        return Stored(self.missing)
+    async def check(self) -> FinalState:
+        return FinalState(self.missing)
 
 
 async def until(check: Callable[[], object]) -> None:
@@ -352,7 +352,7 @@ class Pod:
     def wants(self, _outcome: Outcome) -> bool:
         return True
 
-    async def end_pod(self, _outcome: Outcome, *, stored: bool, look: object) -> None:
+    async def end_pod(self, _outcome: Outcome, *, stored: bool, recheck: object) -> None:
         self.stored.append(stored)
 
 
@@ -365,7 +365,7 @@ async def test_a_machine_with_something_that_is_not_stored_is_never_ended_as_sto
     monkeypatch.delenv(UNDER_INIT)
     daemon = Daemon(journal, phase=Phase.GAVE_UP, standing=standing)
     final, pod = Final(daemon, missing), Pod()
-    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), pod=cast(Any, pod))
+    ending = EndOfRun(cast(Any, daemon), cast(Any, final), pod=cast(Any, pod))
     watching = asyncio.create_task(ending.watch())
     await until(lambda: pod.stored)
     watching.cancel()
@@ -380,7 +380,7 @@ async def test_what_was_stored_at_an_end_that_was_withdrawn_says_nothing_about_t
     monkeypatch.delenv(UNDER_INIT)
     daemon = Daemon(journal, phase=Phase.GAVE_UP)
     final, pod = Final(daemon), Pod()
-    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), pod=cast(Any, pod))
+    ending = EndOfRun(cast(Any, daemon), cast(Any, final), pod=cast(Any, pod))
     watching = asyncio.create_task(ending.watch())
     await until(lambda: pod.stored)
     daemon.recovery.state.phase = Phase.RUNNING
@@ -402,7 +402,7 @@ async def test_a_best_checkpoint_that_the_evaluation_at_the_end_pins_is_stored_t
                 final.missing = ("the pinned checkpoint of step 20",)
             return ""
 
-    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), evaluations=cast(Any, Evaluations()))
+    ending = EndOfRun(cast(Any, daemon), cast(Any, final), evaluations=cast(Any, Evaluations()))
     await asyncio.wait_for(ending.watch(), 60)
     assert [outcome for outcome, _ in final.runs] == [Outcome.FINISHED] * 2
     assert daemon.exit.first == 69, "the second final sync did not store it either"
@@ -419,7 +419,7 @@ async def test_a_signal_while_the_hooks_run_ends_with_the_code_that_is_decided(j
             reported = any(event == "run-ended" for event, _ in daemon.said)
             return "the hook note" if of == "what was before" or reported else ""
 
-    ending = EndOfRun(cast(Any, daemon), cast(Any, daemon), cast(Any, final), hooks=cast(Any, Hooks()))
+    ending = EndOfRun(cast(Any, daemon), cast(Any, final), hooks=cast(Any, Hooks()))
     watching = asyncio.create_task(ending.watch())
     await until(lambda: daemon.exit.waits_for)
     assert "the hook note" in daemon.exit.waits_for
@@ -464,7 +464,8 @@ def final_sync(daemon: Daemon, store: Store) -> FinalSync:
 
     parts = cast(Any, daemon)
     parts.store, parts.backup = SimpleNamespace(elsewhere=False), store
-    return FinalSync(parts, cast(Any, SimpleNamespace(guarding=SimpleNamespace(look=look))), parts, None)
+    parts.checkpoints = SimpleNamespace(rescans=SimpleNamespace(rescan=look))
+    return FinalSync(parts, None)
 
 
 async def test_a_disk_that_hangs_does_not_hold_the_end(journal: AsyncJournal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +478,7 @@ async def test_a_disk_that_hangs_does_not_hold_the_end(journal: AsyncJournal, mo
     stored = await asyncio.wait_for(final.run(Outcome.FINISHED, lambda: True), 30)
     assert stored is not None
     assert "hangs" in stored.unstored[0]
-    assert "hangs" in (await asyncio.wait_for(final.look(), 30)).unstored[0], "[end_pod] keeps the disk"
+    assert "hangs" in (await asyncio.wait_for(final.check(), 30)).unstored[0], "[end_pod] keeps the disk"
 
 
 async def test_what_another_pod_keeps_from_being_stored_is_not_waited_for(journal: AsyncJournal) -> None:

@@ -78,10 +78,10 @@ class Pod:
     def run(self) -> RunState:
         return RunState("run", starts=guarded("line"), last_start=StartRecord(self.start_id, 1.0, (), ""))
 
-    async def end(self, end: PodEnd, look: Callable[[], Awaitable[bool]] | None = None) -> None:
+    async def end(self, end: PodEnd, recheck: Callable[[], Awaitable[bool]] | None = None) -> None:
         trainer = TrainerSettings(output_dir=self.directory)
         config = Configuration(Settings(run_id="run", trainer=trainer, end_pod=self.settings), Policies(), ())
-        await PodEnder(config, self, self.leaving, self.environ).end(end, look)  # type: ignore[arg-type]
+        await PodEnder(config, self, self.leaving, self.environ).end(end, recheck)  # type: ignore[arg-type]
 
     @property
     def texts(self) -> str:
@@ -174,11 +174,11 @@ async def test_a_pause_delays_it_and_what_is_stored_then_counts(tmp_path: Path) 
     here.settings = here.settings.model_copy(update={"tries": 1})
     here.paused, looked = True, []
 
-    async def look() -> bool:
+    async def recheck() -> bool:
         looked.append(here.paused)
         return False
 
-    ending = asyncio.create_task(here.end(DONE, look))
+    ending = asyncio.create_task(here.end(DONE, recheck))
     while here.clock.monotonic() < 1_300:
         await asyncio.sleep(0)
     assert not log.exists()

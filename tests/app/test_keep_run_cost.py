@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.app.event_bus import EventBus
 from podwatch.app.keep_run_cost import Accountant
-from podwatch.app.notifications import EventBus
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.event import EventName
 from podwatch.domain.snapshot import Desired, ProgressSample, ProgressSource, observed
@@ -35,7 +35,7 @@ class Watching:
         view = replace(view, learned=replace(view.learned, save_gaps=(600.0,)))
         sample = ProgressSample(ProgressSource.STEP_LINE, "trainer", self.clock.now, step)
         snapshot = replace(view.facts.pod, progress=observed((sample,), view.now))
-        self.accountant.look(views.changed(view, snapshot=snapshot, **changes))  # type: ignore[arg-type]
+        self.accountant.count(views.changed(view, snapshot=snapshot, **changes))  # type: ignore[arg-type]
 
     async def dies(self, *, down: float, lost_steps: int) -> None:
         incident = await self.journal.run(Journal.open_incident, "silent-death", "", "", self.clock.wall(), lost_steps)
@@ -129,10 +129,10 @@ async def test_a_run_that_is_finished_or_down(tmp_path: Path) -> None:
     podwatch.looks(1, 60)
     gave_up = views.gave_up()
     podwatch.clock.advance(600)
-    podwatch.accountant.look(gave_up)
+    podwatch.accountant.count(gave_up)
     assert podwatch.accountant.account(PRICE).causes["down"].idle == 600
     snapshot = replace(gave_up.facts.pod, desired=Desired.FINISHED)
-    podwatch.accountant.look(
+    podwatch.accountant.count(
         views.changed(gave_up, snapshot=snapshot, desired=Desired.FINISHED, recovery=views.healthy().recovery)
     )
     podwatch.clock.advance(600)
@@ -157,7 +157,7 @@ async def test_a_try_after_giving_up_does_not_count_the_time_since_then_twice(tm
     podwatch.looks(100, 350, recovery=views.gave_up().recovery, findings=views.gave_up().findings)
     await close(resumed_step=None, lost_steps=None)
     clock.advance(3650)
-    podwatch.accountant.look(views.gave_up())
+    podwatch.accountant.count(views.gave_up())
     await close(resumed_step=95, lost_steps=6)
     found = podwatch.accountant.account(PRICE, 10.0)
     assert (found.run.seconds, found.run.steps_lost) == (5000.0, 6)

@@ -5,7 +5,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +14,10 @@ from typing import Any, cast
 import pytest
 
 from podwatch.app.backup.backup import Backup
-from podwatch.app.checkpoint_loop import Announced, CheckpointLoop, Rescans
-from podwatch.app.preemption_grace import Budget
+from podwatch.app.preemption import Budget, Preemption
+from podwatch.app.rescans import Announced, Rescans
 from podwatch.app.settings_in_force import policies_from
-from podwatch.app.shutdown import LastWords, beside, briefly, end_tasks, say_goodbye, say_goodbye_of_job
+from podwatch.app.shutdown import briefly, end_tasks
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.records import CheckpointRecords
 from podwatch.config.reload_limits import waits_for_restart
@@ -110,14 +110,6 @@ class Saves:
         self.living = False
 
 
-class Nothing:
-    """Nothing to watch, and nothing to remove."""
-
-    def refresh(self) -> None: ...
-
-    def look(self) -> None: ...
-
-
 @dataclass
 class Preempted:
     """A pod that has stored step 10 and is told to leave. ``order``: what happened."""
@@ -127,18 +119,16 @@ class Preempted:
     worker: Worker = field(default_factory=lambda: Worker("looks"))
     order: list[str] = field(default_factory=list)
 
-    def words(self, trainer: Saves, gang: object = None) -> LastWords:
-        world, clock = self.world, SystemClock()
-        rescans, announced = Rescans(10.0), Announced()
-        loop = CheckpointLoop(
-            world.catalogue, self.worker, clock, rescans, world.run.events.append, announced,
-            watcher=cast(Any, Nothing()), uploads=self.backup, pruner=cast(Any, Nothing()),
+    async def leave(self, kind: str, budget: Budget, trainer: Saves, gang: object = None) -> None:
+        world, clock, order = self.world, SystemClock(), self.order
+        emit = world.run.events.append
+        rescans = Rescans(world.catalogue, self.worker, clock, emit, Announced(), seconds=10.0)
+        parts = SimpleNamespace(
+            recovery=SimpleNamespace(handle=trainer), gang=gang, backup=self.backup, run=SimpleNamespace(clock=clock),
+            checkpoints=SimpleNamespace(rescans=rescans),
         )  # fmt: skip
-        recovery = SimpleNamespace(handle=trainer)
-        parts = SimpleNamespace(recovery=recovery, gang=gang, backup=self.backup, run=SimpleNamespace(clock=clock))
-        order = self.order
 
-        class Words(LastWords):
+        class Watched(Preemption):
             async def beat(self) -> None:
                 order.append("preempted")
 
@@ -146,7 +136,8 @@ class Preempted:
                 order.append("SIGTERM")
                 trainer.told()
 
-        return Words(cast(Any, parts), cast(Any, SimpleNamespace(guarding=loop)), cast(Any, None), "why")
+        leaving = Watched(cast(Any, parts), cast(Any, None), "why", job=kind == "job")
+        await leaving.run(budget, asyncio.sleep(0))
 
 
 @pytest.fixture
@@ -169,14 +160,11 @@ async def preempted(tmp_path: Path) -> AsyncIterator[Preempted]:
     made.worker.close()
 
 
-GOODBYES: dict[str, Callable[[Budget, LastWords], Any]] = {"plain": say_goodbye, "job": say_goodbye_of_job}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", GOODBYES)
+@pytest.mark.parametrize("kind", ["plain", "job"])
 async def test_what_training_saves_at_sigterm_is_stored_within_the_grace(preempted: Preempted, kind: str) -> None:
     """Without the settle time and the upload gap: nothing writes any more, and nothing comes after it."""
-    await GOODBYES[kind](Budget(60), preempted.words(Saves(preempted.world)))
+    await preempted.leave(kind, Budget(60), Saves(preempted.world))
     assert preempted.world.newest() == 20
     assert preempted.world.stored() == {10, 20}
     assert preempted.order == (["preempted", "SIGTERM"] if kind == "plain" else ["SIGTERM", "preempted"])
@@ -189,27 +177,31 @@ async def test_a_save_that_can_still_change_or_was_cut_off_is_not_stored(
 ) -> None:
     """Where podwatch cannot see whether all of its writers have ended, the settle time holds."""
     trainer = Saves(preempted.world, seen=how != "blind", done=how != "cut off")
-    words = preempted.words(trainer, gang=object() if how == "nodes" else None)
     began = time.monotonic()
-    await GOODBYES[kind](Budget(60 if how == "cut off" else 0.6), words)
+    budget = Budget(60 if how == "cut off" else 0.6)
+    await preempted.leave(kind, budget, trainer, gang=object() if how == "nodes" else None)
     assert preempted.world.newest() == 10
     assert time.monotonic() - began < 30
 
 
-async def test_a_verdict_is_recorded_although_the_goodbye_takes_all_of_the_grace() -> None:
+async def test_a_verdict_is_recorded_although_training_takes_all_of_the_grace_to_end() -> None:
     budget, recorded = Budget(0.6), asyncio.Event()
 
-    async def goodbye() -> None:
-        await asyncio.sleep(budget.before_reserve())
+    class Slow(Preemption):
+        async def end_training(self) -> None: ...
+
+        async def training_ended(self) -> None:
+            await asyncio.sleep(60)
 
     async def record() -> None:
         await asyncio.sleep(0.2)
         recorded.set()
 
-    await beside(goodbye(), record(), budget)
+    leaving = Slow(cast(Any, SimpleNamespace(backup=None)), cast(Any, None), "why", job=True)
+    await leaving.run(budget, record())
     assert recorded.is_set()
     began = time.monotonic()
-    await beside(goodbye(), asyncio.sleep(60), Budget(0.1))
+    await leaving.run(Budget(0.1), asyncio.sleep(60))
     assert time.monotonic() - began < 20
 
 

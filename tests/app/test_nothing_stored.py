@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.app.backup_findings import kept_of
+from podwatch.app.backup_findings import saves_of_run
 from podwatch.app.lost_saves import safekeeping
 from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.facts import StoreFacts
@@ -30,7 +30,7 @@ EMPTY = StoreFacts(store_url="b2://bucket", ok=True, listed=True, lease=Decision
     ids=["empty", "not asked", "refused", "published", "stored", "another pod's", "no store", "no syncer"],
 )
 def test_nothing_is_stored_only_where_that_is_known(state: StoreFacts | None, nothing: bool) -> None:
-    assert kept_of(state, (), 7).nothing_stored is nothing
+    assert saves_of_run(state, (), 7).nothing_stored is nothing
 
 
 def test_what_is_not_of_this_run_does_not_count() -> None:
@@ -42,7 +42,7 @@ def test_what_is_not_of_this_run_does_not_count() -> None:
             )
             for step in steps
         )
-        kept = kept_of(None, sets, None)
+        kept = saves_of_run(None, sets, None)
         return [f.kind for f in safekeeping((), kept, at=9.0)] == [FindingKind.NOT_COMPLETE]
 
     assert rejected(5, 10, 15)

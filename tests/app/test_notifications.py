@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from podwatch.app.components import Store
+from podwatch.app.backup.run_side import WandbIds
+from podwatch.app.build import Store
 from podwatch.app.notifications import all_urls, channels_of, make_notifying, read_urls
 from podwatch.app.store_jobs import StoreJobs
-from podwatch.app.store_wiring import WandbIds
 from podwatch.checkpoints.trainers import make_layout
 from podwatch.config.settings import Settings
 from podwatch.domain.event import Event, EventName, Topic
@@ -47,13 +47,13 @@ async def test_a_mistake_in_telling_is_a_finding_and_nothing_else(
     assert telling is not None
     assert "cannot read the file of URLs" in complaints[0], "the others are told nevertheless"
     telling.event(GAVE_UP, lambda: None)
-    await telling.farewell(10.0)
+    await telling.close(10.0)
     assert json.loads(out.read_text())["key"] == "gave-up"
 
     again = await make_notifying(made, SystemClock(), journal, Worker("x"), complaints.append)
     assert again is not None
     again.event(GAVE_UP, lambda: None)
-    await again.farewell(1.0)
+    await again.close(1.0)
     assert len(out.read_text().splitlines()) == 1, "the journal knows that it was told"
 
     def broken(*_: object, **__: object) -> None:
@@ -63,7 +63,7 @@ async def test_a_mistake_in_telling_is_a_finding_and_nothing_else(
     monkeypatch.setattr(alerts, "on_event", broken)
     again.turn((Finding(FindingKind.HANG, Severity.CRITICAL, "x", 0.0),), Snapshot(at=1.0, wall=1.0))
     again.event(GAVE_UP, lambda: None)
-    (finding,) = again.findings()
+    (finding,) = again.findings(0.0)
     assert (finding.kind, finding.severity, "a mistake" in finding.summary) == (
         FindingKind.NOTIFY_FAILING, Severity.WARNING, True,
     )  # fmt: skip
@@ -82,8 +82,8 @@ async def test_one_digest_a_day_also_across_restarts_of_podwatch(tmp_path: Path)
         assert telling is not None
         for _ in range(times):
             await telling.digest(view)
-        await telling.farewell(30.0)
-        assert telling.findings() == ()
+        await telling.close(30.0)
+        assert telling.findings(0.0) == ()
         return len(out.read_text().splitlines()) if out.exists() else 0
 
     assert await looks(0, times=3) == 0
@@ -121,8 +121,8 @@ async def test_the_digest_survives_the_pod_and_comes_once_in_its_time_across_pod
         assert telling is not None
         for _ in range(times):
             await telling.digest(view, run)
-        await telling.farewell(30.0)
-        assert telling.findings() == ()
+        await telling.close(30.0)
+        assert telling.findings(0.0) == ()
         await journal.close()
         return len(out.read_text().splitlines()) if out.exists() else 0
 
@@ -178,5 +178,5 @@ def test_a_line_of_the_file_with_a_remark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("elsewhere", "sends"), [(False, True), (True, False)])
 def test_of_several_nodes_only_the_one_that_uploads_sends_digests(tmp_path: Path, elsewhere: bool, sends: bool) -> None:
     store = Store(None, None, "", WandbIds(make_layout(settings(tmp_path))), elsewhere=elsewhere)
-    jobs = StoreJobs(SimpleNamespace(store=store, backup=None), None)
+    jobs = StoreJobs(SimpleNamespace(store=store, backup=None), None, None)
     assert jobs.sends_digests(known=False) is sends

@@ -40,7 +40,7 @@ def test_a_moment_has_what_is_known() -> None:
 
 
 async def test_changes_between_two_looks_are_kept_at_their_time(rig: Any) -> None:
-    await rig.history.look(views.healthy())
+    await rig.history.record(views.healthy())
     happens(rig, EventName.INCIDENT_OPENED, 10, incident="1")
     happens(rig, EventName.INCIDENT_OPENED, 11)  # a remark
     happens(rig, EventName.TRAINER_STARTING, 15, start_id="s")
@@ -50,15 +50,15 @@ async def test_changes_between_two_looks_are_kept_at_their_time(rig: Any) -> Non
     assert [(m.at - WALL, m.state, m.started) for m in shown] == [
         (0, "running", False), (10, "recovering", False), (15, "starting", True), (40, "running", False),
     ]  # fmt: skip
-    await rig.history.look(replace(views.healthy(), now_wall=WALL + 60))
+    await rig.history.record(replace(views.healthy(), now_wall=WALL + 60))
     assert [m.at - WALL for m in await rig.history.last_day(WALL + 61)] == [0, 10, 15, 40, 60]
     assert [m.at - WALL for m in last_day(rig.path, WALL + 61)] == [0, 10, 15, 40, 60]
 
 
 async def test_a_disk_that_refuses_loses_nothing_that_it_takes_later(rig: Any) -> None:
     rig.path.mkdir()
-    await rig.history.look(views.healthy())
+    await rig.history.record(views.healthy())
     assert [m.at for m in await rig.history.last_day(WALL)] == [WALL]
     rig.path.rmdir()
-    await rig.history.look(replace(views.healthy(), now_wall=WALL + 60))
+    await rig.history.record(replace(views.healthy(), now_wall=WALL + 60))
     assert [m.at - WALL for m in last_day(rig.path, WALL + 60)] == [0, 60]

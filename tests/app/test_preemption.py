@@ -4,12 +4,13 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from podwatch.app import shutdown
-from podwatch.app.preemption_grace import Budget, fits, upload_if_it_fits
-from podwatch.app.shutdown import system_is_stopping
+from podwatch.app import preemption
+from podwatch.app.preemption import Budget, Preemption, fits, system_is_stopping, upload_if_it_fits, why_preempted
 from podwatch.domain.facts import StoreFacts
 
 pytestmark = pytest.mark.slow
@@ -45,8 +46,8 @@ async def test_systemd_is_asked_in_bounded_time(
 async def test_only_pid_one_and_a_machine_that_stops_are_a_preemption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: str
 ) -> None:
-    monkeypatch.setattr(shutdown, "BOOTED", tmp_path / "none")
-    assert bool(await shutdown.told_by(init)) is (init == "pid1")
+    monkeypatch.setattr(preemption, "BOOTED", tmp_path / "none")
+    assert bool(await why_preempted(init)) is (init == "pid1")
 
 
 def test_what_fits() -> None:
@@ -89,9 +90,7 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
         async def stop(self) -> None:
             await asyncio.sleep(60)
 
-    class Last:
-        backup = Hanging()
-
+    class Last(Preemption):
         async def beat(self) -> None:
             await asyncio.sleep(60)
 
@@ -104,6 +103,7 @@ async def test_training_is_told_even_when_everything_before_it_hangs() -> None:
         async def last_checkpoint(self) -> None:
             await asyncio.sleep(60)
 
-    await shutdown.say_goodbye(Budget(3), Last())
+    leaving = Last(cast(Any, SimpleNamespace(backup=Hanging())), cast(Any, None), "why", job=False)
+    await leaving.run(Budget(3), asyncio.sleep(60))
     assert told
     assert told[0] < 30, "what hangs, hangs for a minute"

@@ -53,7 +53,7 @@ class Stand:
             await self.file.edit(lambda run: run)
         except HostError:
             pass
-        await self.check.look()
+        await self.check.try_again()
 
     def allowed(self) -> set[Mutation]:
         return {m for m in Mutation if not self.guard.blocked_reason(m)}
@@ -190,12 +190,12 @@ async def test_a_start_has_its_space_on_a_full_disk_or_does_not_happen(tmp_path:
                         filler.write(b"x" * size)
                 except OSError:
                     pass
-        await stand.check.look()
+        await stand.check.try_again()
         assert Mutation.RESTART in stand.allowed(), "its space is reserved"
         assert stand.check.reserve.drop()
         spec = tmp_path / "state" / "spec"
         spec.write_bytes(b"x" * (state_check.START_BYTES - 4096))
-        await stand.check.look()
+        await stand.check.try_again()
         assert Mutation.RESTART not in stand.allowed(), "it was used, and there is no more"
         (tmp_path / "state" / "filler").unlink()
         await stand.until(lambda: Mutation.RESTART in stand.allowed())
@@ -275,12 +275,12 @@ def test_whichever_lock_the_first_could_take_the_second_meets_it(places: tuple[P
     own = state.with_name("another.lock") if lacks == "state" else state
     first, second = RunLock(state), RunLock(own)
     first.take_state_lock()
-    first.take_beside(workspace)
+    first.take_output_lock(workspace)
     assert bool(first.problem) is (lacks == "beside")
 
     def take() -> None:
         second.take_state_lock()
-        second.take_beside(Workspace(workspace.output_dir))
+        second.take_output_lock(Workspace(workspace.output_dir))
 
     with pytest.raises(Busy, match=f"process {os.getpid()}"):
         take()
@@ -296,12 +296,12 @@ def test_locks_end_with_their_holder(places: tuple[Path, Workspace]) -> None:
     if (child := os.fork()) == 0:
         held = RunLock(state)
         held.take_state_lock()
-        held.take_beside(workspace)
+        held.take_output_lock(workspace)
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
     again = RunLock(state)
     again.take_state_lock()
-    again.take_beside(workspace)
+    again.take_output_lock(workspace)
     assert (again.complete, again.problem) == (True, "")
     again.release()
 

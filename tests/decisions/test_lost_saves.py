@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from podwatch.app.lost_saves import FEW_SAVES, Kept, safekeeping, to_wait_for
+from podwatch.app.lost_saves import FEW_SAVES, SavesOfRun, safekeeping, to_wait_for
 from podwatch.domain.checkpoint import CheckpointSet, Completeness, PartState
 from podwatch.domain.finding import Finding, FindingKind, Severity
 
@@ -24,14 +24,14 @@ def found(kind: FindingKind, severity: Severity = WARNING) -> Finding:
     return Finding(kind, severity, f"{kind} is so", 5.0, subject="saves" if kind is FindingKind.SAVES_NOTHING else "")
 
 
-def judged(kept: Kept, *findings: Finding) -> list[tuple[FindingKind, Severity]]:
+def judged(kept: SavesOfRun, *findings: Finding) -> list[tuple[FindingKind, Severity]]:
     return [(f.kind, f.severity) for f in safekeeping(findings, kept, at=9.0)]
 
 
 def test_one_rejected_checkpoint_is_what_a_kill_leaves_two_are_a_warning_with_rule_file_and_remedy() -> None:
-    assert judged(Kept((made(5, Completeness.COMPLETE), made(10)))) == []
+    assert judged(SavesOfRun((made(5, Completeness.COMPLETE), made(10)))) == []
     sets = (made(5, Completeness.COMPLETE), made(10), made(15, Completeness.INCOMPLETE))
-    (told,) = safekeeping((), Kept(sets), at=9.0)
+    (told,) = safekeeping((), SavesOfRun(sets), at=9.0)
     assert (told.kind, told.severity) == (FindingKind.NOT_COMPLETE, WARNING)
     assert "the newest 2 checkpoints (steps 10 and 15) are not complete by the rule of layout 'custom'" in told.summary
     assert f"step 10, /out/checkpoints/step_10: {WHY}" in told.summary  # the newest may still be half a save
@@ -42,20 +42,22 @@ def test_one_rejected_checkpoint_is_what_a_kill_leaves_two_are_a_warning_with_ru
 @pytest.mark.parametrize("between", [Completeness.WRITING, Completeness.COMPLETE])
 def test_a_complete_one_ends_the_row_and_one_being_written_does_not(between: Completeness) -> None:
     sets = (made(5), made(10, between), made(15))
-    assert bool(judged(Kept(sets))) is (between is Completeness.WRITING)
+    assert bool(judged(SavesOfRun(sets))) is (between is Completeness.WRITING)
 
 
 def test_the_row_is_in_order_of_time_so_that_an_abandoned_branch_does_not_end_it() -> None:
     """An operator went back to 100: what is saved after that comes below 120, which is of the old branch."""
     old = made(120, Completeness.COMPLETE, at=50.0)
-    assert judged(Kept((made(105, at=60.0), made(110, at=70.0), old))) == [(FindingKind.NOT_COMPLETE, WARNING)]
-    assert judged(Kept((made(105, at=30.0), made(110, at=40.0), old))) == []
+    assert judged(SavesOfRun((made(105, at=60.0), made(110, at=70.0), old))) == [(FindingKind.NOT_COMPLETE, WARNING)]
+    assert judged(SavesOfRun((made(105, at=30.0), made(110, at=40.0), old))) == []
 
 
 @pytest.mark.parametrize("stored", [True, False])
 def test_nothing_stored_is_critical_after_a_few_saves_with_the_steps_at_risk(stored: bool) -> None:
     for count in range(2, 14):
-        kept = Kept(tuple(made(5 * n) for n in range(1, count + 1)), nothing_stored=not stored, steps_at_risk=5 * count)
+        kept = SavesOfRun(
+            tuple(made(5 * n) for n in range(1, count + 1)), nothing_stored=not stored, steps_at_risk=5 * count
+        )
         (told,) = safekeeping((), kept, at=9.0)
         worse = not stored and count >= FEW_SAVES
         assert (told.kind, told.severity) == (FindingKind.NOT_COMPLETE, CRITICAL if worse else WARNING), count
@@ -64,7 +66,7 @@ def test_nothing_stored_is_critical_after_a_few_saves_with_the_steps_at_risk(sto
 
 
 def test_rejected_checkpoints_and_overdue_are_one_cause() -> None:
-    kept = Kept((made(5), made(10)), nothing_stored=True)
+    kept = SavesOfRun((made(5), made(10)), nothing_stored=True)
     (told,) = safekeeping([found(FindingKind.CHECKPOINT_OVERDUE)], kept, at=9.0)
     assert (told.kind, told.severity) == (FindingKind.NOT_COMPLETE, CRITICAL)
     assert told.evidence[-1].signal == "checkpoint-overdue"
@@ -72,7 +74,7 @@ def test_rejected_checkpoints_and_overdue_are_one_cause() -> None:
 
 def test_a_run_that_saves_nothing_is_one_finding_critical_when_a_store_waits_for_it_in_vain() -> None:
     saves, overdue = found(FindingKind.SAVES_NOTHING), found(FindingKind.CHECKPOINT_OVERDUE)
-    empty = Kept(nothing_stored=True, steps_at_risk=31)
+    empty = SavesOfRun(nothing_stored=True, steps_at_risk=31)
     assert judged(empty, saves) == [(FindingKind.SAVES_NOTHING, WARNING)], "not at once: nothing much is at risk yet"
     (told,) = safekeeping([overdue, saves], empty, at=9.0)
     assert (told.kind, told.severity, told.key) == (FindingKind.SAVES_NOTHING, CRITICAL, saves.key)
@@ -87,7 +89,7 @@ def test_a_store_that_takes_nothing_is_critical_once_a_few_checkpoints_wait(held
     refused, lagging = found(FindingKind.STORE_UNAVAILABLE), found(FindingKind.SYNC_LAGGING, CRITICAL)
     for count in range(1, 6):
         sets = tuple(replace(made(n, Completeness.COMPLETE), held=held) for n in range(count))
-        kept = Kept(sets, nothing_stored=True)
+        kept = SavesOfRun(sets, nothing_stored=True)
         worse = count >= FEW_SAVES and not held
         assert judged(kept, refused) == [(FindingKind.STORE_UNAVAILABLE, CRITICAL if worse else WARNING)]
         if worse:
@@ -98,7 +100,7 @@ def test_a_store_that_takes_nothing_is_critical_once_a_few_checkpoints_wait(held
 
 def test_uploads_that_are_always_given_up_are_named() -> None:
     sets = tuple(made(n, Completeness.COMPLETE) for n in range(FEW_SAVES))
-    kept = Kept(sets, nothing_stored=True, voided=FEW_SAVES)
+    kept = SavesOfRun(sets, nothing_stored=True, voided=FEW_SAVES)
     assert judged(kept) == [(FindingKind.NOT_BACKED_UP, CRITICAL)]
     lagging = found(FindingKind.SYNC_LAGGING, CRITICAL)
     assert judged(kept, lagging) == [(FindingKind.SYNC_LAGGING, CRITICAL)]
@@ -106,10 +108,10 @@ def test_uploads_that_are_always_given_up_are_named() -> None:
 
 def test_checkpoints_that_cannot_be_read_are_the_reason_too() -> None:
     sets = tuple(replace(made(n, Completeness.WRITING), unclear=True) for n in range(FEW_SAVES))
-    (told,) = safekeeping((), Kept(sets, nothing_stored=True), at=9.0)
+    (told,) = safekeeping((), SavesOfRun(sets, nothing_stored=True), at=9.0)
     assert (told.kind, told.severity) == (FindingKind.NOT_BACKED_UP, CRITICAL)
     assert WHY in told.summary
-    assert judged(Kept(sets)) == []
+    assert judged(SavesOfRun(sets)) == []
 
 
 def test_a_finished_run_waits_for_a_checkpoint_that_can_still_be_found_complete() -> None:

@@ -141,7 +141,7 @@ async def test_a_plan_does_not_outlive_what_it_was_made_from(small: tuple[Path, 
             finish(prime_rl_operations(guard.out, step, "A", size=SHARD, weights=True))
         (guard.out / "ballast").write_bytes(b"x" * (DISK - 8 * SHARD - 3 * MIB))
         await wait_until(lambda: len([s for s in guard.catalogue.rescan() if s.complete]) == 4)
-        await guard.guarding.look()
+        await guard.rescans.rescan()
         await wait_until(lambda: guard.disk.latest().ok)
         planned = guard.pruner.plan()
         going = [r.step for r in planned.removals if r.kind is RemovalKind.UNSTORED]
@@ -175,7 +175,7 @@ async def test_nothing_is_deleted_by_a_look_at_the_disk_from_before_the_last_rem
             finish(prime_rl_operations(guard.out, step, "A", size=SHARD, weights=True))
         (guard.out / "ballast").write_bytes(b"x" * (DISK - 8 * SHARD - 3 * MIB))
         await wait_until(lambda: len([s for s in guard.catalogue.rescan() if s.complete]) == 4)
-        await guard.guarding.look()
+        await guard.rescans.rescan()
         await wait_until(lambda: guard.disk.latest().ok)
         before = guard.facts().pod
         monkeypatch.setattr(prune, "DISK_ANSWER_SECONDS", 0.5)
@@ -204,7 +204,7 @@ async def test_what_a_symlink_names_stays(small: tuple[Path, int | None], tmp_pa
         (guard.out / "eval-me").symlink_to(checkpoints / "step_10" / "trainer")
         await wait_until(lambda: len([s for s in guard.catalogue.rescan() if s.complete]) == 4)
         (guard.out / "ballast").write_bytes(b"x" * (DISK - 8 * SHARD - 3 * MIB))
-        await guard.guarding.look()
+        await guard.rescans.rescan()
         assert guard.rescans.named == {5: "the symlink best", 10: "the symlink eval-me"}
         at = guard.disk.latest().at
         await wait_until(lambda: guard.disk.latest().ok)

@@ -230,7 +230,7 @@ async def test_a_restart_by_hand_that_only_loads_yet_is_no_failure(world: World)
     world.clock.advance(20)
     second = world.person_starts(answer=TreeAnswer.WAIT)
     object.__setattr__(ended, "at", world.clock.now)
-    podwatch.recovery.consider(ended, ())
+    podwatch.consider(ended)
     await podwatch.until_phase(Phase.BLOCKED)
     await looks(world)
     assert podwatch.journal.sync.incidents() == []

@@ -202,7 +202,7 @@ async def test_a_restart_by_hand_during_the_wait_is_no_failure(world: World) -> 
     world.clock.advance(20)
     second = world.person_starts()
     object.__setattr__(ended, "at", world.clock.now)
-    podwatch.recovery.consider(ended, ())
+    podwatch.consider(ended)
     await podwatch.until(Phase.ATTACHED)
     assert podwatch.recovery.handle is not None
     assert podwatch.recovery.handle.launcher == second.launcher
@@ -222,7 +222,7 @@ async def test_what_is_left_of_the_old_tree_is_no_new_trainer(world: World) -> N
     world.trees = [first]
     world.clock.advance(20)
     object.__setattr__(ended, "at", world.clock.now)
-    podwatch.recovery.consider(ended, ())
+    podwatch.consider(ended)
     while podwatch.recovery.acting:
         await asyncio.sleep(0.001)
     assert podwatch.recovery.handle is not None
@@ -253,7 +253,7 @@ async def test_what_ran_beside_it_all_the_time_is_no_restart_by_hand(
         second = world.person_starts(age=age)
         world.clock.advance(20)
         object.__setattr__(snapshot, "at", world.clock.now)
-        podwatch.recovery.consider(snapshot, ())
+        podwatch.consider(snapshot)
         while podwatch.recovery.acting:
             await asyncio.sleep(0.001)
         assert podwatch.recovery.handle is not None
@@ -602,7 +602,7 @@ async def test_training_that_has_printed_its_finish_line_is_not_stopped_by_its_l
     podwatch = await ending(world)
     snapshot = podwatch.snapshot()
     object.__setattr__(snapshot.trainer.value, "finish_line", True)
-    podwatch.recovery.consider(snapshot, ())
+    podwatch.consider(snapshot)
     world.save(20)
     await asyncio.sleep(0.05)
     assert len(world.alive()) == 1

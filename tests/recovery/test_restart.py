@@ -248,8 +248,8 @@ async def test_findings_of_another_start_or_unconfirmed_ones_kill_nothing(world:
     podwatch = await running(world)
     stale = podwatch.snapshot(18)
     other = replace(stale, trainer=observed(TrainerSample(start_id="other", alive=True), 0.0))
-    podwatch.recovery.consider(other, (death(),))
-    podwatch.recovery.consider(podwatch.snapshot(19), (replace(death(), confirmed=False),))
+    podwatch.consider(other, death())
+    podwatch.consider(podwatch.snapshot(19), replace(death(), confirmed=False))
     await podwatch.quiet()
     await podwatch.leave()
 

@@ -316,7 +316,7 @@ def test_a_secret_in_a_finding_does_not_leave() -> None:
 
 def test_the_daemon_does_not_load_what_only_the_child_needs() -> None:
     code = (
-        "import sys, podwatch.app.daemon; bad = [m for m in ('apprise', 'wandb', 'podwatch.report.alerts',"
+        "import sys, podwatch.app.main; bad = [m for m in ('apprise', 'wandb', 'podwatch.report.alerts',"
         " 'podwatch.report.deliver_notices') if m in sys.modules]; sys.exit(' '.join(bad) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -31,6 +31,7 @@ from podwatch.domain.checkpoint import CheckpointSet, Completeness
 from podwatch.domain.engine_and_attempt import Place
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.event import Event
+from podwatch.domain.facts import Facts
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import (
     ExitStatus,
@@ -633,7 +634,11 @@ class Podwatch:
 
     def see(self, *steps: int, finding: Finding | None = None) -> None:
         beside = ALONE if self.writers is None else self.writers.beside
-        self.recovery.consider(self.snapshot(*steps), (finding,) if finding else (), beside)
+        self.consider(self.snapshot(*steps), *((finding,) if finding else ()), beside=beside)
+
+    def consider(self, snapshot: Snapshot, *findings: Finding, beside: Beside = ALONE) -> None:
+        """One turn of the sensing loop."""
+        self.recovery.consider(Facts(snapshot, self.run), findings, beside)
 
     async def die(self) -> None:
         """As SIGKILL would: nothing is written any more, the world goes on."""

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
-from podwatch.app.checkpoint_loop import Announced, CheckpointLoop, Rescans
-from podwatch.checkpoints.file_events import Watcher
+from podwatch.app.rescans import Announced, Rescans
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.config.settings import DiskSettings
 from podwatch.disk.leftovers import Measurements
@@ -75,7 +74,7 @@ class Guard:
         self.pins: dict[int, str] = {}
         self.asked = 0.0
         self.before: RemovalPlan | None = None
-        self.rescans = Rescans(0.04)
+        self.rescans = Rescans(self.catalogue, self.workers[0], clock, self.events.append, Announced(), seconds=0.04)
         self.pruner = Pruner(
             facts=self.facts,
             rules=RemovalRules(policy or DiskSettings(), quota=capacity is not None),
@@ -89,16 +88,13 @@ class Guard:
             worker=self.workers[1],
             clock=clock,
         )
-        self.guarding = CheckpointLoop(
-            self.catalogue,
-            self.workers[0],
-            clock,
-            self.rescans,
-            self.events.append,
-            Announced(),
-            watcher=Watcher(self.catalogue.watch_dirs, self.rescans.wake_from_thread),
-            pruner=self.pruner,
-        )
+
+    async def guard(self) -> None:
+        """The daemon's rescans and removals, until cancelled."""
+        while True:
+            await self.rescans.rescan()
+            self.pruner.start_if_due()
+            await self.rescans.until_due()
 
     def pod(self) -> Snapshot:
         return Snapshot(0.0, 0.0, disk=self.disk.latest(), disks=observed(self.others(), SystemClock().monotonic()))
@@ -166,7 +162,7 @@ async def guarded(
 ) -> AsyncIterator[Guard]:
     guard = Guard(root, state, capacity, store=store, variant=variant, policy=policy, checkpoint_dir=checkpoint_dir)
     await guard.disk.start()
-    round_ = asyncio.create_task(guard.guarding.run())
+    round_ = asyncio.create_task(guard.guard())
     try:
         yield guard
     finally:

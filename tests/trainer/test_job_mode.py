@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podwatch.app.end_of_run import refuse_beside_earlier_attempt
+from podwatch.app.job_mode import refuse_during_earlier_attempt
 from podwatch.domain.errors import Busy
 from podwatch.domain.process import ProcessIdentity
 from podwatch.system import procfs
@@ -112,11 +112,11 @@ def next_job() -> SupervisorJob:
 
 async def test_an_attempt_is_refused_while_the_supervisor_of_an_earlier_one_lives(pod: Pod, owner: Owner) -> None:
     await pod.launcher(job=owner.job()).start(pod.script("exec sleep 300"))
-    refuse_beside_earlier_attempt(pod.directory, owner.job())  # a daemon that its init has restarted takes it over
+    refuse_during_earlier_attempt(pod.directory, owner.job())  # a daemon that its init has restarted takes it over
     owner.die()
     (supervisor,) = pod.supervisors()
     with pytest.raises(Busy, match=f"earlier attempt is still ending here .supervisor {supervisor}"):
-        refuse_beside_earlier_attempt(pod.directory, next_job())
+        refuse_during_earlier_attempt(pod.directory, next_job())
     with pytest.raises(Busy, match=f"supervised by process {supervisor} "):  # with another state directory: the lock
         await pod.launcher(state=pod.root / "other").start(pod.script("exit 0", start_id="s2"))
     eventually(pod.members)
@@ -124,7 +124,7 @@ async def test_an_attempt_is_refused_while_the_supervisor_of_an_earlier_one_live
     kept = read_record(pod.directory)
     assert kept is not None
     eventually(lambda: not pod.members() and not procfs.is_alive(kept.supervisor))
-    refuse_beside_earlier_attempt(pod.directory, next_job())
+    refuse_during_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is None, "its end is no failure of training"
 
 
@@ -133,5 +133,5 @@ async def test_one_that_ended_before_its_owner_keeps_its_record(pod: Pod, owner:
     handle = await pod.launcher(job=owner.job(), linger=0.1).start(pod.script("exit 0"))
     eventually(lambda: not procfs.is_alive(handle.record.supervisor))  # its command line is gone a little earlier
     owner.die()
-    refuse_beside_earlier_attempt(pod.directory, next_job())
+    refuse_during_earlier_attempt(pod.directory, next_job())
     assert read_record(pod.directory) is not None

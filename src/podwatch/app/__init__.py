@@ -1,4 +1,1 @@
-"""The daemon: builds its components, and runs startup, main loop and shutdown.
-
-``app`` is the lifecycle on one page; ``init`` is the stdlib-only parent for PID 1 and ``--detach``.
-"""
+"""The daemon: ``main`` is its life on one page, ``build`` makes its parts, ``entry`` is what `podwatch run` calls."""

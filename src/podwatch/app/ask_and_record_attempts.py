@@ -51,7 +51,7 @@ from podwatch.system.procfs import boot_id, machine_id
 
 if TYPE_CHECKING:
     from podwatch.app.backup.backup import Backup
-    from podwatch.app.components import Run
+    from podwatch.app.build import Run
 
 ANSWER_SECONDS: Final = 10.0
 """Limit of one read, and of one write. B2 needs one second; the job's start waits for the first."""
@@ -133,8 +133,8 @@ class JobVerdicts:
             self._ahead = self._clock.wall() - now
             attempt = await self._attempt()
         except (PodwatchError, OSError) as error:
-            text = f"cannot read from the store how earlier attempts of this job ended: {_told(error)}; training starts"
-            self._say(EventName.START_WARNING, text)
+            text = f"cannot read from the store how earlier attempts of this job ended: {_reason(error)}"
+            self._say(EventName.START_WARNING, f"{text}; training starts")
             return None
         found = at_start(self._stored, attempt, self._recovery)
         self._kept = found.kept
@@ -157,15 +157,15 @@ class JobVerdicts:
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             with contextlib.suppress(OSError):  # a timeout is one: the next turn tries again
-                await self.look()
+                await self.update()
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """One turn of ``watch``. Raises TimeoutError if the disk hangs."""
         async with self._turn:
             if not self._over:
-                await self._look()
+                await self._update()
 
-    async def _look(self) -> None:
+    async def _update(self) -> None:
         training = self._training.attempt
         if self._training.handle is not None and (self._foretold or not self._began):
             self._kept = began(self._kept, await self._attempt(), self._training.run.lineage)
@@ -183,7 +183,7 @@ class JobVerdicts:
         """Record how this attempt ends, while its last data is being stored."""
         async with self._turn:
             try:
-                await self._look()
+                await self._update()
                 attempt = await self._attempt()
             except OSError:
                 return  # the disk hangs
@@ -195,7 +195,7 @@ class JobVerdicts:
         """Record how this attempt ended; returns the end that counts (job/judge_earlier_attempts.py)."""
         async with self._turn:
             try:
-                await self._look()
+                await self._update()
                 attempt = await self._attempt()
             except OSError:
                 return end  # the disk hangs
@@ -219,7 +219,7 @@ class JobVerdicts:
         try:
             await self._worker.call(self._file.write, self._kept, timeout=ANSWER_SECONDS)
         except (PodwatchError, OSError) as error:
-            text = f"cannot record in the store how this job's attempts end: {_told(error)}"
+            text = f"cannot record in the store how this job's attempts end: {_reason(error)}"
             self._say(EventName.SYNC_FAILED, f"{text}; the next attempt does not know of this one")
         else:
             self._stored = self._kept
@@ -228,7 +228,7 @@ class JobVerdicts:
         self._emit(Event(name, self._clock.wall(), text, Severity.WARNING))
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error) or f"no answer within {ANSWER_SECONDS:.0f} s"
 
 

@@ -1,6 +1,6 @@
 """Findings about backups and uploads. Pure functions."""
 
-from podwatch.app.lost_saves import Kept, not_stored
+from podwatch.app.lost_saves import SavesOfRun, not_stored
 from podwatch.app.own_findings import clock_findings
 from podwatch.checkpoints.lineage import branch_line, kept_branch
 from podwatch.config.store_kinds import bucket_of
@@ -121,28 +121,15 @@ def lost_run(sync: StoreFacts) -> bool:
     return sync.lease is not None and sync.lease.act is LeaseAction.SUPERSEDED
 
 
-def kept_of(sync: StoreFacts | None, sets: tuple[CheckpointSet, ...], steps_at_risk: int | None) -> Kept:
+def saves_of_run(sync: StoreFacts | None, sets: tuple[CheckpointSet, ...], steps_at_risk: int | None) -> SavesOfRun:
     """The input of the safekeeping rules; checkpoints that are not this run's are left out. ``nothing_stored`` is False
     until the store has answered or failed, and where another pod publishes for this run."""
     own = tuple(s for s in sets if s.ours)
     if sync is None or not sync.store_url or (sync.lease is not None and sync.lease.stop) or lost_run(sync):
-        return Kept(own, steps_at_risk=steps_at_risk)
+        return SavesOfRun(own, steps_at_risk=steps_at_risk)
     known = sync.saves is not None or sync.ok is False
     none = sync.last_step is None and not sync.stored and not sync.saves
-    return Kept(own, known and none, sync.abandoned_in_a_row, steps_at_risk, sync.saves is not None)
-
-
-def store_withheld_finding(*, since: float) -> tuple[Finding, ...]:
-    """The finding if a store is configured, but its identity in it is unknown without the state database."""
-    return (
-        Finding(
-            FindingKind.NOT_BACKED_UP,
-            Severity.CRITICAL,
-            "NOT BACKED UP: podwatch cannot read the state database, so it does not know what the store holds",
-            since,
-            "repair the state database (finding state-unavailable); podwatch then uploads again",
-        ),
-    )
+    return SavesOfRun(own, known and none, sync.abandoned_in_a_row, steps_at_risk, sync.saves is not None)
 
 
 def store_refused_finding(reason: str, *, since: float) -> tuple[Finding, ...]:

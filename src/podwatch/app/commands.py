@@ -5,12 +5,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podwatch.api.control_socket import Handler
-from podwatch.app.components import Components
-from podwatch.app.host_and_endpoints import Host
-from podwatch.app.loop_wiring import DaemonLoops
 from podwatch.app.pause import MOST_SECONDS, Maintenance, described
+from podwatch.app.settings_in_force import Reload
 from podwatch.app.status_view import StatusSource
-from podwatch.app.tick import Reload
 from podwatch.disk.explain import plan_document
 from podwatch.domain.checkpoint import newest_complete
 from podwatch.domain.document import of
@@ -30,6 +27,7 @@ from podwatch.report.json_documents import (
 from podwatch.report.status import build_status
 
 if TYPE_CHECKING:
+    from podwatch.app.build import Components
     from podwatch.hooks.evaluation import Evaluations
 
 AT_ONCE = frozenset({"status", "events", "incidents", "shutdown", "preempt"})
@@ -45,18 +43,14 @@ class Commands:
 
     def __init__(
         self,
-        parts: Components,
-        loops: DaemonLoops,
-        host: Host,
+        parts: "Components",
         status: StatusSource,
         maintenance: Maintenance,
         reload: Reload,
         evaluations: "Evaluations | None" = None,
     ) -> None:
-        self._parts, self._loops, self._host = parts, loops, host
-        self._status = status
-        self._maintenance, self._reload = maintenance, reload
-        self._evaluations = evaluations
+        self._parts, self._status, self._maintenance = parts, status, maintenance
+        self._reload, self._evaluations = reload, evaluations
         self.begun = asyncio.Event()
 
     def table(self) -> Mapping[str, Handler]:
@@ -94,11 +88,11 @@ class Commands:
         found = [{"pid": c.launcher.pid, "command": c.command, "reason": c.reason} for c in started.choose_from]
         if found:
             return {"message": started.message, "needs_choice": True, "candidates": found}
-        return _told(started.message)
+        return _accepted(started.message)
 
     async def restart(self, params: dict[str, Any]) -> dict[str, Any]:
         await self._parts.recovery.requests.restart(step=_step(params))
-        return _told("restarting training")
+        return _accepted("restarting training")
 
     async def restart_plan(self, params: dict[str, Any]) -> dict[str, Any]:
         return dict(await self._parts.recovery.requests.dry_run(_step(params)))
@@ -109,11 +103,11 @@ class Commands:
         if self._parts.recovery.handle is None and not self._parts.recovery.busy:
             return {"message": "no training is running, and podwatch starts none until `podwatch start`"}
         if after_save:
-            return _told("podwatch stops training after its next save (at once if no save can come)")
-        return _told("stopping training (`podwatch start` starts it again)")
+            return _accepted("podwatch stops training after its next save (at once if no save can come)")
+        return _accepted("stopping training (`podwatch start` starts it again)")
 
     async def checkpoints(self, _: dict[str, Any]) -> dict[str, Any]:
-        await self._loops.guarding.look()
+        await self._parts.checkpoints.rescans.rescan()
         view = self._status.view()
         found, sending = self._parts.checkpoints.catalogue.sets, view.sync.uploading_step
         newest = newest_complete(found)
@@ -174,17 +168,17 @@ class Commands:
             await task
             stored = step if step is not None else self._parts.backup.status().last_step
             return {"message": f"step {stored} is in the store", "step": stored}
-        self._host.tasks.keep(task)
+        self._parts.foundation.tasks.keep(task)
         return {"message": "upload started; `podwatch status` shows its progress", "step": step}
 
     async def prune_plan(self, _: dict[str, Any]) -> dict[str, Any]:
-        await self._loops.guarding.look()
-        pruner = self._loops.pruner
+        await self._parts.checkpoints.rescans.rescan()
+        pruner = self._parts.pruner
         return plan_document(pruner.plan(), waits_for=pruner.waits_for)
 
     async def prune(self, _: dict[str, Any]) -> dict[str, Any]:
-        await self._loops.guarding.look()
-        return plan_document(await self._loops.pruner.prune_now(), done=True)
+        await self._parts.checkpoints.rescans.rescan()
+        return plan_document(await self._parts.pruner.prune_now(), done=True)
 
     async def quarantine_return(self, params: dict[str, Any]) -> dict[str, Any]:
         handle = self._parts.recovery.handle
@@ -192,7 +186,7 @@ class Commands:
             raise Busy("training is running", where="quarantine", fix="run `podwatch stop-training` first")
         _may_move(self._parts.run.guard)
         workspace, number = self._parts.run.workspace, _whole(params, "id", None)
-        back = await self._parts.deletion.worker.call(quarantine.give_back, workspace, number)
+        back = await self._parts.checkpoints.removals.call(quarantine.give_back, workspace, number)
         self._parts.checkpoints.rescans.wake()
         return {
             "message": f"moved {counted(len(back), 'entry', 'entries')} back from quarantine",
@@ -230,7 +224,7 @@ class Commands:
         return {"message": await self._reload.now()}
 
     async def shutdown(self, _: dict[str, Any]) -> dict[str, Any]:
-        self._host.exit.leave(0)
+        self._parts.exit.leave(0)
         return {"message": "podwatch exits; training continues, unguarded"}
 
     async def evaluate(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +259,7 @@ class Commands:
 
     async def preempt(self, params: dict[str, Any]) -> dict[str, Any]:
         by = str(params.get("by") or "")[:100]
-        self._host.exit.preempt(f"preempted{f' by {by}' if by else ''}")
+        self._parts.exit.preempt(f"preempted{f' by {by}' if by else ''}")
         seconds = self._parts.settings.recovery.preempt_grace
         message = f"preempted: podwatch requests training to end and exits, within {seconds:g} s"
         return {"message": message, "grace_seconds": seconds}
@@ -328,6 +322,6 @@ def cleaned_document(cleaned: Cleaned, *, daemon: bool) -> dict[str, Any]:
     return {"message": f"{said}; {follows}", "quarantine": cleaned.number, "paths": paths}
 
 
-def _told(message: str) -> dict[str, Any]:
+def _accepted(message: str) -> dict[str, Any]:
     """The answer to an accepted request whose operation has just started."""
     return {"message": f"{message}; `podwatch status` shows the progress"}

@@ -8,23 +8,18 @@ process: it ends the trainer and returns the code.
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from podwatch.app.backup.upload_queue import Unstored
 from podwatch.app.backup_findings import cannot_be_used
-from podwatch.app.components import Components
-from podwatch.app.host_and_endpoints import Host
-from podwatch.app.loop_wiring import DaemonLoops
+from podwatch.app.job_mode import in_job
 from podwatch.app.lost_saves import to_wait_for
-from podwatch.app.sensing_loop import LAG
-from podwatch.app.variables_of_own_processes import JOB_PIPE, JOB_PROCESS, UNDER_INIT
-from podwatch.config.settings import RecoverySettings
+from podwatch.app.sensing import LAG
+from podwatch.app.variables_of_own_processes import JOB_PROCESS
 from podwatch.domain.checkpoint import newest_complete
-from podwatch.domain.engine_and_attempt import grace_seconds
-from podwatch.domain.errors import Busy, ExitCode, HostError
+from podwatch.domain.errors import ExitCode
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.lease import LeaseAction
@@ -32,14 +27,12 @@ from podwatch.domain.snapshot import Desired
 from podwatch.job.exit_code import PERMANENT, JobEnd, Outcome, Situation, Verdict, ended, judge, of_error, withdrawn
 from podwatch.journal import Journal
 from podwatch.recovery.state import Phase
-from podwatch.system import procfs
 from podwatch.system.clock import until_beat
-from podwatch.trainer.start_and_adopt import SupervisorJob
-from podwatch.trainer.supervisor_files import read_record, retire_record, was_stopped
 
 if TYPE_CHECKING:
     from podwatch.app.ask_and_record_attempts import JobVerdicts
     from podwatch.app.backup.post_mortem import PostMortem
+    from podwatch.app.build import Components
     from podwatch.app.end_pod import PodEnder
     from podwatch.app.store_jobs import StoreJobs
     from podwatch.hooks.evaluation import Evaluations
@@ -56,10 +49,6 @@ ANSWER_SECONDS: Final = 180.0
 """Limit of one look at what is not stored: the verification of a large checkpoint can be before it in the queue."""
 KEEP_SECONDS: Final = 10.0
 """Time for recording a verdict in the store."""
-OF_GRACE: Final = 0.85
-"""Share of the engine's grace that podwatch uses: the rest is for its own exit."""
-OF_SUPERVISOR: Final = 0.8
-"""Share of podwatch's own grace that training gets before SIGKILL: the rest is for the last words to the store."""
 
 STUCK: Final = "end.stuck"
 """Journal key, in job mode: {"job": its process, "since": monotonic second since which it cannot train}. A daemon that
@@ -68,7 +57,7 @@ CLAIMING: Final = (LeaseAction.CLAIM, LeaseAction.SETTLE)
 NOT_OURS: Final = (LeaseAction.WATCH, LeaseAction.REFUSE, LeaseAction.SUPERSEDED)
 """This pod must not publish, so a final sync would change nothing."""
 STORING: Final = (Outcome.FINISHED, Outcome.STOPPED, Outcome.GAVE_UP, Outcome.BLOCKED)
-"""The ends that leave time for a final sync. An end by a signal has its grace (app/shutdown.py)."""
+"""The ends that leave time for a final sync. An end by a signal has its grace (app/preemption.py)."""
 _ENDED: Final = {
     Outcome.FINISHED: "the run is finished",
     Outcome.STOPPED: "training is stopped",
@@ -77,57 +66,8 @@ _ENDED: Final = {
 WITHOUT: Final = "training cannot start"
 
 
-# -- job mode --------------------------------------------------------------------------------------------------------
-
-
-def in_job(environ: Mapping[str, str]) -> bool:
-    """Whether this daemon runs under an init in job mode."""
-    return environ.get(UNDER_INIT) == "job"
-
-
-def end_grace(settings: RecoverySettings, environ: Mapping[str, str]) -> float:
-    """Seconds from the engine's signal until podwatch kills everything: as configured, else by the engine's default."""
-    return settings.end_grace if settings.end_grace is not None else OF_GRACE * grace_seconds(environ)
-
-
-def supervisor_job(settings: RecoverySettings, environ: Mapping[str, str]) -> SupervisorJob | None:
-    """What supervisors need in job mode; None without it. Raises HostError if init's pipe is not there."""
-    if not in_job(environ):
-        return None
-    owner = procfs.identify(os.getppid())
-    try:
-        pipe = int(environ.get(JOB_PIPE, ""))
-        os.set_inheritable(pipe, False)
-    except (OSError, ValueError) as error:
-        raise HostError(
-            "job mode without the pipe of podwatch's init", fix="start it with `podwatch run --job`"
-        ) from error
-    if owner is None:
-        raise HostError("podwatch's init has ended")
-    return SupervisorJob(pipe, OF_SUPERVISOR * end_grace(settings, environ), owner)
-
-
-def refuse_beside_earlier_attempt(supervisor_directory: Path, job: SupervisorJob) -> None:
-    """Raise Busy while the supervisor of an earlier attempt ends its training: podwatch must not take that over. (With
-    another state directory, the run lock says the same at the start.) Of a start that was told to end, nothing is left
-    to judge: its exit is no failure of training. Blocks."""
-    record = read_record(supervisor_directory)
-    if record is None or record.job_owner in (None, job.owner) or not procfs.from_here(record.supervisor):
-        return
-    if procfs.is_alive(record.supervisor):
-        raise Busy(
-            f"training of an earlier attempt is still ending here (supervisor {record.supervisor.pid})",
-            fix="wait until it has ended",
-        )
-    if was_stopped(supervisor_directory, record.start_id):
-        retire_record(supervisor_directory)
-
-
-# -- the end ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Stored:
+class FinalState:
     """The result of a final sync. ``unstored``: names of what is not in the store; ``also``: of what is missing without
     being a part of the run."""
 
@@ -139,18 +79,18 @@ class FinalSync:
     """Stores what a run has left when it ends here, within ``[recovery] final_sync``. ``left``: the names of what the
     last look found missing."""
 
-    def __init__(self, parts: Components, loops: DaemonLoops, host: Host, artifacts: "PostMortem | None") -> None:
-        self._parts, self._loops, self._host, self._artifacts = parts, loops, host, artifacts
+    def __init__(self, parts: "Components", artifacts: "PostMortem | None") -> None:
+        self._parts, self._artifacts = parts, artifacts
         self.left: tuple[str, ...] = ()
 
-    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> Stored | None:
+    async def run(self, outcome: Outcome, holds: Callable[[], bool], *, evidence: bool = True) -> FinalState | None:
         """Wait until everything is stored, the time is over, or another pod holds the run. None once the end does not
         hold any more. ``evidence``: store logs and incident bundles, too."""
         parts, clock, finished = self._parts, self._parts.run.clock, outcome is Outcome.FINISHED
         if parts.store.elsewhere:
-            return Stored()
+            return FinalState()
         if finished and not parts.settings.sync.store:
-            return Stored(also="NOT BACKED UP: no store is configured")
+            return FinalState(also="NOT BACKED UP: no store is configured")
         began = clock.monotonic()
         most, told = parts.settings.recovery.final_sync, began - PROGRESS_SECONDS
         while True:
@@ -164,18 +104,18 @@ class FinalSync:
             if why:
                 self.left = (*(f"{name} ({why})" for name in left.pending), *left.refused)
                 text = f"{_ENDED.get(outcome, WITHOUT)}; podwatch stores nothing more: {why}"
-                self._host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
+                self._parts.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
                 break
             if clock.monotonic() - told >= PROGRESS_SECONDS:
                 told = clock.monotonic()
                 self._progress(_ENDED.get(outcome, WITHOUT), left, began + most - told)
             await clock.sleep(LOOK_SECONDS)
-        return Stored(self.left, await self._evidence() if evidence else "")
+        return FinalState(self.left, await self._evidence() if evidence else "")
 
-    async def look(self) -> Stored:
+    async def check(self) -> FinalState:
         """What is not stored now, without waiting for it."""
         left = await self._left(SETTLE_SECONDS, finished=False)
-        return Stored((*left.pending, *left.refused))
+        return FinalState((*left.pending, *left.refused))
 
     async def _left(self, waited: float, *, finished: bool) -> Unstored:
         """What is not stored now. A disk or a store that hangs does not hold the end of the run."""
@@ -187,10 +127,9 @@ class FinalSync:
 
     async def _find_left(self, waited: float, *, finished: bool) -> Unstored:
         parts = self._parts
-        sets = await self._loops.guarding.look()
+        sets = await parts.checkpoints.rescans.rescan()
         if parts.backup is None:
-            why = parts.store.refused or "the store cannot be used"
-            why = why if parts.settings.sync.store else "no store is configured"
+            why = parts.store.refused or "no store is configured"
             newest = newest_complete(sets)
             name = "the last checkpoint" if newest is None else f"the checkpoint of step {newest.step}"
             return Unstored(refused=(f"{name} ({why})",) if finished or newest is not None else ())
@@ -211,7 +150,7 @@ class FinalSync:
             elif sync.error:
                 text += f" ({cannot_be_used(sync.error)})"
         text += f". It waits at most {seconds / 60:.0f} min more"
-        self._host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(seconds))
+        self._parts.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(seconds))
 
     async def _evidence(self) -> str:
         """Store logs and incident bundles; returns what is missing, in words."""
@@ -227,8 +166,7 @@ class EndOfRun:
 
     def __init__(
         self,
-        parts: Components,
-        host: Host,
+        parts: "Components",
         final: FinalSync,
         verdicts: "JobVerdicts | None" = None,
         pod: "PodEnder | None" = None,
@@ -236,7 +174,7 @@ class EndOfRun:
         evaluations: "Evaluations | None" = None,
         hooks: "Hooks | None" = None,
     ) -> None:
-        self._parts, self._host, self._final, self._verdicts, self._pod = parts, host, final, verdicts, pod
+        self._parts, self._final, self._verdicts, self._pod = parts, final, verdicts, pod
         self._heartbeat, self._evaluations, self._hooks = heartbeat, evaluations, hooks
         self._job = in_job(os.environ)
         self._process = os.environ.get(JOB_PROCESS, "") if self._job else ""
@@ -249,7 +187,7 @@ class EndOfRun:
 
     @property
     def verdict(self) -> Verdict | None:
-        return self._host.exit.verdict
+        return self._parts.exit.verdict
 
     @property
     def not_before_wall(self) -> float | None:
@@ -283,7 +221,7 @@ class EndOfRun:
                 end = gang.over  # known while this node waited for the others
             if end is None:
                 if concluded is None or withdrawn(concluded, now, standby):
-                    self._host.exit.verdict = concluded = self._storing = None
+                    self._parts.exit.verdict = concluded = self._storing = None
             elif end.outcome is not concluded and (final := await self._settled(end)) is not None:
                 concluded = end.outcome
                 if await self._conclude(final):
@@ -298,7 +236,7 @@ class EndOfRun:
         if verdict is None or verdict.code != ExitCode.UNAVAILABLE or now < self._look_again_at:
             return
         self._look_again_at = now + PROGRESS_SECONDS
-        if not (await self._final.look()).unstored:
+        if not (await self._final.check()).unstored:
             await self._conclude(JobEnd(end.outcome, end.reason))
 
     def _pause(self) -> float:
@@ -332,7 +270,7 @@ class EndOfRun:
         stored = await self._final.run(end.outcome, lambda: self._holds(end))
         if stored is None or not await self._evaluated():
             return None
-        if self._evaluations is not None and not stored.unstored and (await self._final.look()).unstored:
+        if self._evaluations is not None and not stored.unstored and (await self._final.check()).unstored:
             # The evaluation at the end has pinned another checkpoint as the best one.
             stored = await self._final.run(end.outcome, lambda: self._holds(end))
             if stored is None:
@@ -375,7 +313,7 @@ class EndOfRun:
         self, owed: Callable[[], Awaitable[str]], outcome: Outcome, holds: Callable[[], bool]
     ) -> bool:
         """Wait until nothing is owed, for ``final_sync`` at most. False once the end does not hold any more."""
-        clock, host, ended = self._parts.run.clock, self._host, _ENDED.get(outcome, WITHOUT)
+        clock, parts, ended = self._parts.run.clock, self._parts, _ENDED.get(outcome, WITHOUT)
         end, said = clock.monotonic() + self._parts.settings.recovery.final_sync, ""
         try:
             while what := await owed():
@@ -384,16 +322,16 @@ class EndOfRun:
                     return False
                 if left <= 0:
                     text = f"{ended}; [recovery] final_sync is over, podwatch no longer waits for {what}"
-                    host.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
+                    parts.bus.say(EventName.FINAL_SYNC, text, Severity.WARNING, seconds_left=0)
                     return True
-                host.exit.waits_for = f"podwatch waits for {what}"
+                parts.exit.waits_for = f"podwatch waits for {what}"
                 if what != said:
                     said = what
-                    text = f"{ended}; {host.exit.waits_for}, at most {left / 60:.0f} min"
-                    host.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(left))
+                    text = f"{ended}; {parts.exit.waits_for}, at most {left / 60:.0f} min"
+                    parts.bus.say(EventName.FINAL_SYNC, text, seconds_left=round(left))
                 await clock.sleep(LOOK_SECONDS)
         finally:
-            host.exit.waits_for = ""
+            parts.exit.waits_for = ""
         return True
 
     async def _conclude(self, end: JobEnd) -> bool:
@@ -404,12 +342,12 @@ class EndOfRun:
         verdict = judge(await self._keep(end), job=self._job)
         if not await self._hooks_ran(end):
             return False
-        self._host.exit.verdict = verdict
+        self._parts.exit.verdict = verdict
         # An operator knows that they stopped the run; on a plain pod, what podwatch stays for has findings of its own.
         expected = end.outcome is Outcome.STOPPED or not self._job
         well = verdict.code == 0 or (expected and not end.unstored)
         severity = Severity.INFO if well else Severity.CRITICAL
-        self._host.bus.say(
+        self._parts.bus.say(
             EventName.RUN_ENDED, verdict.sentence, severity, outcome=str(verdict.outcome), exit_code=int(verdict.code)
         )
         if not await self._hooks_ran(end):
@@ -417,10 +355,10 @@ class EndOfRun:
         if self._pod is not None and self._ends_pod(end.outcome):
             stored = await self._all_stored(end)
             await self._say_last()
-            await self._pod.end_pod(end.outcome, stored=stored, look=lambda: self._all_stored(end, again=True))
+            await self._pod.end_pod(end.outcome, stored=stored, recheck=lambda: self._all_stored(end, again=True))
         exits = self._exits(verdict.outcome)
         if exits:
-            self._host.exit.leave(int(verdict.code))
+            self._parts.exit.leave(int(verdict.code))
         return exits
 
     async def _say_last(self) -> None:
@@ -441,7 +379,7 @@ class EndOfRun:
         settled = end.outcome is Outcome.FINISHED or self._storing is not None
         if settled and not (again and self._parts.backup is not None):
             return not end.unstored
-        return not (await self._final.look()).unstored  # it must not publish, so that waiting would change nothing
+        return not (await self._final.check()).unstored  # it must not publish, so that waiting would change nothing
 
     async def _foretell(self, end: JobEnd) -> None:
         """Record the end before its last data is stored: the machine can be gone before that is done, and the next
@@ -474,7 +412,7 @@ class EndOfRun:
         """Called when podwatch stops: in job mode a stop without a verdict is a preemption, or a permanent error; any
         other error is retried by init. During the final sync of a run that is not finished, the decided end counts: an
         engine must not run a job again that an operator stopped."""
-        leaving = self._host.exit
+        leaving = self._parts.exit
         if not self._job:
             return
         if leaving.verdict is not None:  # decided: what was still waited for does not change it
@@ -495,7 +433,7 @@ class EndOfRun:
             self._parts.gang.stopping(self._last)
         verdict = judge(self._last)
         leaving.verdict, leaving.code = verdict, int(verdict.code)
-        self._host.bus.say(
+        self._parts.bus.say(
             EventName.RUN_ENDED,
             verdict.sentence,
             Severity.WARNING,

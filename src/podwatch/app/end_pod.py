@@ -37,7 +37,7 @@ GONE_SECONDS: Final = 180.0
 then."""
 PAUSES: Final = (10.0, 30.0, 60.0, 300.0)
 """Seconds between two tries; the last one repeats."""
-Look = Callable[[], Awaitable[bool]]
+Recheck = Callable[[], Awaitable[bool]]
 """Whether everything is stored now."""
 _ENDS: Final = frozenset({Outcome.FINISHED, Outcome.GAVE_UP, Outcome.SUPERSEDED})
 """The ends of a run after which its machine ends: whoever stops or preempts it may still want something of it."""
@@ -74,43 +74,43 @@ class PodEnder:
         """Whether this end of the run ends the machine."""
         return bool(self._config.settings.end_pod.command) and outcome in _ENDS
 
-    async def end_pod(self, outcome: Outcome, *, stored: bool, look: Look) -> None:
+    async def end_pod(self, outcome: Outcome, *, stored: bool, recheck: Recheck) -> None:
         """As ``end``, for the run's end now."""
-        await self.end(PodEnd(outcome, self._end_id(outcome), stored), look)
+        await self.end(PodEnd(outcome, self._end_id(outcome), stored), recheck)
 
-    async def end(self, end: PodEnd, look: Look | None = None) -> None:
+    async def end(self, end: PodEnd, recheck: Recheck | None = None) -> None:
         """Run the command until this machine is gone, or the tries are used up, or the end does not hold any more. Call
-        it after the final sync. A pause delays it; ``look`` then finds out again whether everything is stored. Never
+        it after the final sync. A pause delays it; ``recheck`` then finds out again whether everything is stored. Never
         raises; returns at the latest after ``tries`` times the pauses and limits, not counting that."""
         settings = self._config.settings.end_pod
         if not self.wants(end.outcome):
             return
         tries = await self._tries(end)
         said = ""
-        while tries < settings.tries and self._stands(end):
+        while tries < settings.tries and self._holds(end):
             if self._recovery.context.paused:
-                end = await self._after_pause(end, look)
+                end = await self._after_pause(end, recheck)
                 continue
             tries += 1
             said = await self._try(end, tries)
-            if not await self._still_here(end, GONE_SECONDS if not said else PAUSES[min(tries, len(PAUSES)) - 1]):
+            if not await self._machine_remains(end, GONE_SECONDS if not said else PAUSES[min(tries, len(PAUSES)) - 1]):
                 return
             said = said or f"it succeeded, but the machine still runs {GONE_SECONDS / 60:.0f} min later"
-        if self._stands(end):
+        if self._holds(end):
             why = said or "the tries for this end were used up before podwatch was restarted"
             text = f"[end_pod] command did not end this machine in {settings.tries} tries: {why}"
             self._recovery.context.notes.add(FindingKind.POD_NOT_ENDED, Severity.CRITICAL, text, _FIX)
 
-    async def _after_pause(self, end: PodEnd, look: Look | None) -> PodEnd:
+    async def _after_pause(self, end: PodEnd, recheck: Recheck | None) -> PodEnd:
         """Wait until podwatch is not paused, or the end does not hold any more; returns the end with what is stored
         then: an operator may have pinned another checkpoint meanwhile."""
         text = "podwatch is paused: the end of this machine, which is billed, waits for `podwatch unpause`"
         self._say(text, Severity.WARNING)
         self._exit.waits_for = text
         try:
-            while self._recovery.context.paused and self._stands(end):
+            while self._recovery.context.paused and self._holds(end):
                 await self._clock.sleep(1.0)
-            return end if look is None or not self._stands(end) else replace(end, stored=await look())
+            return end if recheck is None or not self._holds(end) else replace(end, stored=await recheck())
         finally:
             self._exit.waits_for = ""
 
@@ -157,10 +157,10 @@ class PodEnder:
         how = f"no end within {settings.timeout:.0f} s" if done.timed_out else f"exit code {done.code}"
         return scrub(f"{how}: {last}" if last else how)
 
-    async def _still_here(self, end: PodEnd, seconds: float) -> bool:
+    async def _machine_remains(self, end: PodEnd, seconds: float) -> bool:
         """Wait; returns False as soon as the end does not hold any more."""
         until = self._clock.monotonic() + seconds
-        while self._stands(end):
+        while self._holds(end):
             left = until - self._clock.monotonic()
             if left <= 0:
                 return True
@@ -173,7 +173,7 @@ class PodEnder:
         start = run.last_start.start_id if run.last_start is not None else ""
         return f"{outcome}:{run.lineage.id}:{start}"
 
-    def _stands(self, end: PodEnd) -> bool:
+    def _holds(self, end: PodEnd) -> bool:
         """Whether the end still holds: no operator has started training since."""
         context = self._recovery.context
         if context.handle is not None or self._end_id(end.outcome) != end.id:

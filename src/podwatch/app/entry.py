@@ -16,15 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from podwatch.app.paths_and_run_lock import RunPaths, guard_paths
-from podwatch.app.variables_of_own_processes import (
-    ADOPT,
-    BY_HAND,
-    FRESH,
-    RETRY,
-    SILENT_SECONDS,
-    TAKE_OVER,
-    UNDER_INIT,
-)
+from podwatch.app.variables_of_own_processes import BY_HAND, FLAGS, SILENT_SECONDS, UNDER_INIT
 from podwatch.config.command_directory import move_to_root
 from podwatch.config.last_good import load_or_last_good
 from podwatch.config.loading import LoadedSettings, load_settings, named_file
@@ -72,10 +64,9 @@ def run_daemon(
     config_path = named_file(config_path, os.environ) if config_path is not None else None
     move_to_root(os.environ)
     loaded = seated(load_or_last_good(config_path, environ=os.environ, overrides=overrides, run=run_name), job=job)
+    given = {"adopt_existing": adopt_existing, "take_over": take_over, "fresh": fresh, "retry": retry}
+    os.environ.update({FLAGS[flag]: secrets.token_hex(8) for flag, is_given in given.items() if is_given})
     if (detach or job or os.getpid() == 1) and UNDER_INIT not in os.environ:
-        for name, given in ((ADOPT, adopt_existing), (TAKE_OVER, take_over), (FRESH, fresh), (RETRY, retry)):
-            if given:
-                os.environ[name] = secrets.token_hex(8)
         paths = guard_paths(loaded.settings.state_dir, loaded.settings.run_id, os.environ)
         return start_init(
             _own_command(config_path, run_name, overrides, job),
@@ -84,16 +75,13 @@ def run_daemon(
             run_dir=paths.runtime,
             job=_job_options(loaded.settings.recovery) if job else (),
         )
-    from podwatch.app.daemon import Start, serve
+    from podwatch.app.build import StartOptions
+    from podwatch.app.main import serve
 
-    start = Start(
-        adopt_existing=secrets.token_hex(8) if adopt_existing else os.environ.get(ADOPT, ""),
-        take_over=secrets.token_hex(8) if take_over else os.environ.get(TAKE_OVER, ""),
-        fresh=secrets.token_hex(8) if fresh else os.environ.get(FRESH, ""),
-        retry=secrets.token_hex(8) if retry else os.environ.get(RETRY, ""),
-    )
+    ids = {flag: os.environ.get(variable, "") for flag, variable in FLAGS.items()}
+    start = StartOptions(ids["adopt_existing"], ids["take_over"], ids["fresh"], ids["retry"])
     if loaded.settings.nodes.rank:
-        start = Start()  # rank 0 carries these out
+        start = StartOptions()  # rank 0 carries these out
     load = partial(load_settings, loaded.path, environ=os.environ, overrides=overrides, run=run_name)
     return asyncio.run(serve(loaded, start, load_again=lambda: seated(load(), job=job)))
 
@@ -138,7 +126,7 @@ def unsupported(settings: Settings) -> tuple[str, str, str] | None:
 
 
 def _job_options(recovery: RecoverySettings) -> tuple[str, ...]:
-    from podwatch.app.end_of_run import end_grace
+    from podwatch.app.job_mode import end_grace
 
     grace = end_grace(recovery, os.environ)
     return ("--job", "--grace", f"{grace:g}", "--standby", f"{recovery.standby:g}")

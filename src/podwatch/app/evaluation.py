@@ -4,15 +4,11 @@ where ``[evaluation] command`` is configured."""
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from podwatch.app.components import Components
-from podwatch.app.hooks import FACTS_SECONDS, checkpoint_facts, facts_of
-from podwatch.app.host_and_endpoints import Host
-from podwatch.app.loop_wiring import DaemonLoops
-from podwatch.app.store_wiring import make_restore
+from podwatch.app.build import Components, make_restore
+from podwatch.app.hooks import FACTS_SECONDS, facts_of, make_desk
 from podwatch.checkpoints.trainers import trainer_named
 from podwatch.domain.checkpoint import Completeness
 from podwatch.domain.errors import HostError, PodwatchError
@@ -24,7 +20,6 @@ from podwatch.hooks.evaluation import Evaluations, Room
 from podwatch.hooks.evaluation_files import place_of
 from podwatch.hooks.evaluations_due import BEST_PIN, Result, Target
 from podwatch.hooks.evaluations_in_one_stop import Batch, NoRoom
-from podwatch.hooks.hook_runner import Desk
 from podwatch.hooks.start_child import problem_of
 from podwatch.store.restore.thread import RestoreThread
 from podwatch.system.blocking_calls import Worker
@@ -35,8 +30,8 @@ DISK_SECONDS: Final = 10.0
 class PodSite:
     """Implements ``hooks.evaluation.Site``. ``worker`` looks at the disk."""
 
-    def __init__(self, parts: Components, loops: DaemonLoops, place: Path, restore: RestoreThread | None) -> None:
-        self._parts, self._loops, self._place = parts, loops, place
+    def __init__(self, parts: Components, place: Path, restore: RestoreThread | None) -> None:
+        self._parts, self._place = parts, place
         self._restore, self._worker = restore, Worker("evaluation")
 
     async def here(self, target: Target) -> tuple[str, Mapping[str, Any]] | None:
@@ -102,14 +97,14 @@ class PodSite:
         return min(rooms, key=lambda r: (r.free or 0) - r.needed, default=unknown)
 
     async def newest(self) -> int | None:
-        sets = await self._loops.guarding.look()
+        sets = await self._parts.checkpoints.rescans.rescan()
         open_or_whole = (Completeness.WRITING, Completeness.COMPLETE)
         return max((s.step for s in sets if s.completeness in open_or_whole and not s.held), default=None)
 
     def _to_keep_free(self) -> Mapping[str, int]:
         """Path -> bytes that must stay free on its file system, as far as podwatch knows now."""
         settings = self._parts.settings
-        reserve, save = settings.evaluation.reserve, self._loops.pruner.next_save_bytes or 0
+        reserve, save = settings.evaluation.reserve, self._parts.pruner.next_save_bytes or 0
         places = (self._place, self._parts.run.paths.state)
         return {**{str(place): reserve for place in places}, str(settings.trainer.output_dir): reserve + save}
 
@@ -148,27 +143,17 @@ def _free(path: Path) -> int | None:
     return None
 
 
-async def make_evaluations(parts: Components, host: Host, loops: DaemonLoops, config: Path | None) -> Evaluations:
+async def make_evaluations(parts: Components, config: Path | None) -> Evaluations:
     """With what earlier podwatch processes left; evaluates nothing yet."""
     settings, worker, run = parts.settings, Worker("evaluations"), parts.run
-    desk = Desk(
-        settings,
-        host.journal,
-        host.clock,
-        host.bus,
-        partial(checkpoint_facts, parts, worker),
-        run.paths.state,
-        str(config or ""),
-        worker,
-    )
     restore = None
     if parts.backup is not None:
         restore = make_restore(settings, run, parts.backup, "evaluation fetch")
     place = place_of(settings.evaluation, run.paths.state, settings.run_id)
     what, fix = await worker.call(problem_of, settings.evaluation.as_hook(), settings, os.environ)
     if what:
-        host.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)
-    evaluations = Evaluations(desk, PodSite(parts, loops, place, restore))
+        parts.bus.say(EventName.CONFIG_WARNING, f"evaluations cannot run: {what}. To fix it: {fix}", Severity.WARNING)
+    evaluations = Evaluations(make_desk(parts, worker, config), PodSite(parts, place, restore))
     parts.checkpoints.readers.append(evaluations)
     with contextlib.suppress(PodwatchError):  # the journal's own finding reports it
         await evaluations.load()

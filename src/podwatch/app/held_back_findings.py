@@ -4,7 +4,7 @@ Two reasons: a second trainer in the same output_dir can have written them (``Tw
 cannot have reached their step number (``Implausible``). The journal keeps the first, the records of the checkpoints
 both, so that a restarted podwatch neither publishes nor accepts a checkpoint that it held back before.
 
-``TwoWriters.look`` blocks and runs before each rescan: a checkpoint that the rescan finds complete was written before
+``TwoWriters.check`` blocks and runs before each rescan: a checkpoint that the rescan finds complete was written before
 it. The other methods are for the event loop.
 """
 
@@ -70,7 +70,7 @@ class TwoWriters:
 
     # -- processes (blocks) -------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check every process of the pod."""
         at, wall = self._clock.monotonic(), self._clock.wall()
         handle, sample = self._processes.handle, self._processes.latest().value

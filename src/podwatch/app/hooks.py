@@ -6,10 +6,8 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podwatch.app.components import Components
-from podwatch.app.host_and_endpoints import Host
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.trainers import trainer_named
 from podwatch.domain.checkpoint import CheckpointSet
@@ -20,6 +18,9 @@ from podwatch.hooks.hook_runner import Desk, Hooks
 from podwatch.hooks.start_child import problem_of
 from podwatch.journal import Journal
 from podwatch.system.blocking_calls import Worker
+
+if TYPE_CHECKING:
+    from podwatch.app.build import Components
 
 FACTS_SECONDS = 10.0
 """For a few stats in the checkpoint's directory; a hook runs without the facts if the file system does not answer."""
@@ -47,7 +48,7 @@ def facts_of(layout: Layout, found: CheckpointSet | None) -> dict[str, Any]:
     }
 
 
-async def checkpoint_facts(parts: Components, worker: Worker, step: int | None) -> Mapping[str, Any]:
+async def checkpoint_facts(parts: "Components", worker: Worker, step: int | None) -> Mapping[str, Any]:
     """What a hook gets about the checkpoint of ``step``; empty if the disk does not answer."""
     found = next((one for one in parts.checkpoints.catalogue.sets if one.step == step), None)
     try:
@@ -56,39 +57,34 @@ async def checkpoint_facts(parts: Components, worker: Worker, step: int | None) 
         return {}
 
 
-async def make_hooks(parts: Components, host: Host, config: Path | None) -> Hooks:
+def make_desk(parts: "Components", worker: Worker, config: Path | None) -> Desk:
+    """What the commands of one worker share."""
+    run, facts = parts.run, partial(checkpoint_facts, parts, worker)
+    return Desk(parts.settings, run.journal, run.clock, run.emit, facts, run.paths.state, str(config or ""), worker)
+
+
+async def make_hooks(parts: "Components", config: Path | None) -> Hooks:
     """All hooks, with what earlier podwatch processes left; runs none yet."""
     worker = Worker("hooks")
-    desk = Desk(
-        parts.settings,
-        host.journal,
-        host.clock,
-        host.bus,
-        partial(checkpoint_facts, parts, worker),
-        parts.run.paths.state,
-        str(config or ""),
-        worker,
-    )
     for hook in parts.settings.hooks:
         what, fix = await worker.call(problem_of, hook, parts.settings, os.environ)
         if what:
             text = f"the hook {hook.name} cannot run: {what}. To fix it: {fix}"
-            host.bus.say(EventName.CONFIG_WARNING, text, Severity.WARNING)
-    hooks = Hooks(desk)
+            parts.bus.say(EventName.CONFIG_WARNING, text, Severity.WARNING)
+    hooks = Hooks(make_desk(parts, worker, config))
     parts.checkpoints.readers.append(hooks)
     await hooks.load()
     return hooks
 
 
-async def report_missed(parts: Components, host: Host) -> None:
+async def report_missed(parts: "Components") -> None:
     """Report the end of training if an earlier podwatch was killed before it could: hooks run for it at least once, and
     they read events."""
-    journal = host.journal
-    events = await journal.run(Journal.events, limit=EVENTS_LOOKED_AT)
-    oldest = events[0].wall if events else host.clock.wall()
+    events = await parts.run.journal.run(Journal.events, limit=EVENTS_LOOKED_AT)
+    oldest = events[0].wall if events else parts.run.clock.wall()
     run = parts.run.file.current
     if run.desired is Desired.FINISHED and run.desired_wall > oldest:
         ended = [e for e in events if e.name is EventName.TRAINER_FINISHED and e.wall >= run.desired_wall - 1.0]
         if not ended and parts.recovery.handle is None:
             text = "training is finished (podwatch was interrupted before it could report this)"
-            host.bus.say(EventName.TRAINER_FINISHED, text)
+            parts.bus.say(EventName.TRAINER_FINISHED, text)

@@ -4,7 +4,7 @@ pods."""
 from dataclasses import replace
 from typing import Final
 
-from podwatch.app.notifications import INCIDENTS_COUNTED, EventBus
+from podwatch.app.event_bus import EventBus
 from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.event import Event, EventName, Incident
 from podwatch.domain.finding import FindingKind
@@ -25,7 +25,9 @@ from podwatch.report.run_cost import (
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id
 
-LOOK_SECONDS: Final = 60.0
+INCIDENTS_COUNTED: Final = 1000
+KEEP_SECONDS: Final = 60.0
+"""Interval of ``count``."""
 _DOWN: Final = (TrainingState.DOWN, TrainingState.GAVE_UP, TrainingState.BLOCKED)
 
 
@@ -52,7 +54,7 @@ class Accountant:
         self._incidents = {one.id: one for one in found}
         self._bus.listeners.append(self._on_event)
 
-    def look(self, view: DaemonView) -> None:
+    def count(self, view: DaemonView) -> None:
         """Take the view of now into account, and keep the result. Never blocks."""
         state, newest = view.judgement().state, view.facts.pod.newest_step
         save_gap = view.learned.median_save_gap_seconds

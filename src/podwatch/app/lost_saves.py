@@ -52,7 +52,7 @@ def pin_not_stored(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavesOfRun:
     """The checkpoints of a run at this moment. ``sets``: this run's own on this pod.
 
     ``nothing_stored``: a store is configured, this pod publishes to it, and as far as podwatch knows nothing of this
@@ -80,13 +80,13 @@ def rejected_in_a_row(sets: Sequence[CheckpointSet]) -> list[CheckpointSet]:
     return found
 
 
-def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[Finding, ...]:
+def safekeeping(findings: Sequence[Finding], saves: SavesOfRun, *, at: float) -> tuple[Finding, ...]:
     """``findings`` with each cause once, raised to critical if it leaves the run without anything in the store. ``at``
     is monotonic. Pure."""
     found = list(findings)
-    rejected = rejected_in_a_row(kept.sets)
+    rejected = rejected_in_a_row(saves.sets)
     overdue = _first(found, FindingKind.CHECKPOINT_OVERDUE)
-    cause = _not_complete(rejected, kept, at) if len(rejected) >= IN_A_ROW else None
+    cause = _not_complete(rejected, saves, at) if len(rejected) >= IN_A_ROW else None
     if cause is not None:
         found.append(cause)
     else:
@@ -94,42 +94,42 @@ def safekeeping(findings: Sequence[Finding], kept: Kept, *, at: float) -> tuple[
     if cause is not None and overdue is not None and cause is not overdue:
         summary = cause.summary if rejected else f"{cause.summary}; {overdue.summary}"
         cause = _merge(found, replace(cause, summary=summary), cause, overdue)
-    if not kept.nothing_stored:
+    if not saves.nothing_stored:
         return tuple(found)
-    whole = [s for s in kept.sets if s.complete]
+    whole = [s for s in saves.sets if s.complete]
     if whole:
-        _waiting(found, [s for s in whole if not s.held], kept, at)
+        _waiting(found, [s for s in whole if not s.held], saves, at)
     elif cause is not None and (len(rejected) >= FEW_SAVES or overdue is not None):
-        text = f"{cause.summary}; nothing of this run is in the store{_at_risk(kept)}"
+        text = f"{cause.summary}; nothing of this run is in the store{_at_risk(saves)}"
         _merge(found, replace(cause, severity=Severity.CRITICAL, summary=text), cause)
-    elif cause is None and len(unclear := [s for s in kept.sets if s.unclear]) >= FEW_SAVES:
+    elif cause is None and len(unclear := [s for s in saves.sets if s.unclear]) >= FEW_SAVES:
         newest = max(unclear, key=lambda s: s.step)
         why = f"podwatch cannot judge {len(unclear)} checkpoints; step {newest.step}: {newest.reason}"
-        found.append(_nothing_stored(f"{why}{_at_risk(kept)}", "give podwatch permission to read them", at))
+        found.append(_nothing_stored(f"{why}{_at_risk(saves)}", "give podwatch permission to read them", at))
     return tuple(found)
 
 
-def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], kept: Kept, at: float) -> None:
+def _waiting(found: list[Finding], whole: Sequence[CheckpointSet], saves: SavesOfRun, at: float) -> None:
     """Report complete checkpoints of which the store accepted none."""
     if len(whole) < FEW_SAVES:
         return
-    nothing = "nothing of this run was ever stored" if kept.content_read else "none of them is in the store"
+    nothing = "nothing of this run was ever stored" if saves.content_read else "none of them is in the store"
     text = f"{len(whole)} complete checkpoints are waiting for upload, {nothing}"
     refused = _first(found, FindingKind.STORE_UNAVAILABLE)
     lagging = _first(found, FindingKind.SYNC_LAGGING)
     if refused is not None:
         worse = replace(refused, severity=Severity.CRITICAL, summary=f"{refused.summary}; {text}")
         _merge(found, worse, refused, *(() if lagging is None else (lagging,)))
-    elif kept.voided >= FEW_SAVES and lagging is None:
-        why = f"{text}: podwatch gave up {kept.voided} uploads in a row because files of the checkpoint changed"
+    elif saves.voided >= FEW_SAVES and lagging is None:
+        why = f"{text}: podwatch gave up {saves.voided} uploads in a row because files of the checkpoint changed"
         fix = "find the program that changes or deletes files of saved checkpoints (`podwatch checkpoints`)"
         found.append(_nothing_stored(why, fix, at))
 
 
-def _not_complete(rejected: Sequence[CheckpointSet], kept: Kept, at: float) -> Finding:
+def _not_complete(rejected: Sequence[CheckpointSet], saves: SavesOfRun, at: float) -> Finding:
     oldest = rejected[-1]  # the newest one may still change
-    good = max((s.step for s in kept.sets if s.complete and not s.held), default=None)
-    back = "" if good is None else f"; the newest complete one is step {good}{_at_risk(kept)}"
+    good = max((s.step for s in saves.sets if s.complete and not s.held), default=None)
+    back = "" if good is None else f"; the newest complete one is step {good}{_at_risk(saves)}"
     own_rule = oldest.layout == "custom"
     where = (
         "correct [checkpoints.custom] require, not_part or last"
@@ -169,8 +169,8 @@ def _nothing_stored(why: str, fix: str, at: float) -> Finding:
     return Finding(FindingKind.NOT_BACKED_UP, Severity.CRITICAL, f"NOT BACKED UP: {why}", at, fix)
 
 
-def _at_risk(kept: Kept) -> str:
-    steps = kept.steps_at_risk
+def _at_risk(saves: SavesOfRun) -> str:
+    steps = saves.steps_at_risk
     return "" if not steps else f", {steps} step{'' if steps == 1 else 's'} would be lost if training died now"
 
 

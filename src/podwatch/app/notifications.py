@@ -1,162 +1,50 @@
-"""The path of every event, the open findings (each is reported once when it appears and once when it clears), and the
-notices made of both.
+"""The notices that are made of events and findings, the digest, the dead-man's switch and podwatch's own W&B run.
 
 The notification policy and the channels are imported only where a notification is configured.
 """
 
-import asyncio
 import contextlib
 import os
 import socket
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.trainers import site_of
 from podwatch.config.settings import NotifySettings, Settings
 from podwatch.config.trusted_files import check_command, read_trusted
 from podwatch.domain.errors import ConfigurationError
-from podwatch.domain.event import Emit, Event, EventName
+from podwatch.domain.event import Event
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import register_address
 from podwatch.domain.snapshot import Snapshot
 from podwatch.journal import AsyncJournal, Journal
-from podwatch.report.daemon_view import DaemonView
-from podwatch.report.logging import log_event
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.trainer.environment import build_environment
 
-# -- event bus -------------------------------------------------------------------------------------------------------
-# The single path of every event: journal, log, counters, listeners.
-
-COUNTED = "event-counts"
-"""Journal key of the event counters."""
-UPLOADED = "uploaded-bytes"
-"""Journal key of the bytes of all published checkpoints."""
-
-
-class Events(Protocol):
-    """Records events, and the warnings of other threads."""
-
-    def __call__(self, event: Event, /) -> None: ...
-
-    def warn(self, text: str) -> None:
-        """Report a warning about the configuration or this machine. From any thread."""
-        ...
-
-
-class EventBus:
-    """Call it with an event. Never blocks: the journal writes on its own thread, the log through a queue. Construct it
-    on the event loop."""
-
-    def __init__(self, journal: AsyncJournal, clock: Clock) -> None:
-        self._journal, self._clock = journal, clock
-        self._loop = asyncio.get_running_loop()
-        self.counts: Counter[str] = Counter()
-        self.uploaded_bytes = 0
-        self.listeners: list[Emit] = []
-
-    async def load(self) -> None:
-        kept = await self._journal.run(Journal.learned, COUNTED, {})
-        if isinstance(kept, dict):
-            self.counts.update({str(k): int(v) for k, v in kept.items() if isinstance(v, int)})
-        uploaded = await self._journal.run(Journal.learned, UPLOADED, 0)
-        self.uploaded_bytes += uploaded if isinstance(uploaded, int) else 0
-
-    def save(self) -> None:
-        self._journal.post(Journal.learn, COUNTED, dict(self.counts))
-        self._journal.post(Journal.learn, UPLOADED, self.uploaded_bytes)
-
-    def __call__(self, event: Event) -> None:
-        self.counts[str(event.name)] += 1
-        if event.name is EventName.PUBLISHED:
-            self.uploaded_bytes += int(event.fields.get("bytes") or 0)
-        self._journal.post(Journal.add_event, event)
-        log_event(event)
-        for listener in self.listeners:
-            listener(event)
-
-    def say(
-        self, name: EventName, text: str, severity: Severity = Severity.INFO, **fields: str | int | float | bool | None
-    ) -> None:
-        """Emit an event of this moment. On the event loop."""
-        self(Event(name, self._clock.wall(), text, severity, fields))
-
-    def warn(self, text: str) -> None:
-        """From any thread; does nothing once the loop is closed."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.say, EventName.CONFIG_WARNING, text, Severity.WARNING)
-
-
-# -- open findings ---------------------------------------------------------------------------------------------------
-
-
-class OpenFindings:
-    """Keeps the open findings of all sources and emits an event when one appears, changes its severity, or clears."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._open: dict[str, Finding] = {}
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Worst first, then oldest."""
-        return _sorted(self._open.values())
-
-    def as_of_now(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """``findings``, collected between two turns, sorted, with the times of their raising. Emits nothing."""
-        return _sorted({f.key: self._since_raised(f) for f in findings}.values())
-
-    def update(self, findings: tuple[Finding, ...], wall: float) -> None:
-        """Set the findings of all sources for this turn. An open finding keeps the time at which it was raised, which a
-        pure source does not know."""
-        now = {f.key: self._since_raised(f) for f in findings}
-        for key, finding in now.items():
-            before = self._open.get(key)
-            if before is None or (before.severity, before.confirmed) != (finding.severity, finding.confirmed):
-                message = finding.summary + (f"; {finding.suggestion}" if finding.suggestion else "")
-                self._emit(Event(EventName.FINDING_RAISED, wall, message, finding.severity, _fields(finding)))
-        for key, finding in self._open.items():
-            if key not in now:
-                text = f"resolved: {finding.summary}"
-                self._emit(Event(EventName.FINDING_CLEARED, wall, text, fields=_fields(finding)))
-        self._open = now
-
-    def _since_raised(self, finding: Finding) -> Finding:
-        before = self._open.get(finding.key)
-        return finding if before is None else replace(finding, since=min(before.since, finding.since))
-
-
-def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-    return tuple(sorted(findings, key=lambda f: (order[f.severity], f.since, f.key)))
-
-
-def _fields(finding: Finding) -> dict[str, str | int | float | bool | None]:
-    return {"finding": str(finding.kind), "subject": finding.subject, "confirmed": finding.confirmed}
-
-
 if TYPE_CHECKING:
-    from podwatch.app.store_jobs import StoreJobs
+    from podwatch.app.shutdown import BackgroundTasks
+    from podwatch.app.status_view import StatusSource
+    from podwatch.app.store_jobs import Jobs, StoreJobs
     from podwatch.domain.event import Notice
+    from podwatch.report.daemon_view import DaemonView
     from podwatch.report.dead_man import DeadMan
     from podwatch.report.deliver_notices import Channel
     from podwatch.report.run_cost import Account
     from podwatch.report.wandb import WandbPlan, WandbRun
 
-TOLD = "notices"
+R = TypeVar("R")
+
+NOTIFIED = "notices"
 """Journal key of the open findings that were notified."""
 DIGEST = "digest"
 """Journal key of the time of the last digest."""
 DIGEST_LOOK_SECONDS = 60.0
 REMEMBER_TURNS = 30
-INCIDENTS_COUNTED = 1000
-FAREWELL_SECONDS = 1.5
+CLOSE_SECONDS = 1.5
 """Time for the last notices at exit: the start of a child process, and one slow response."""
 
 
@@ -179,7 +67,7 @@ class Notifying:
 
         self._judge, self._clock, self._journal = alerts, clock, journal
         self._run_id, self._host = settings.run_id, socket.gethostname()
-        self._settings = settings.notify
+        self._whole, self._settings = settings, settings.notify
         asked = [getattr(channel, "least", None) for channel in channels]
         self._lowest = alerts.lowest_of(asked, Severity(settings.notify.min_severity))
         self.digest_every = settings.notify.digest
@@ -196,7 +84,7 @@ class Notifying:
             self._state, found = self._judge.on_turn(
                 self._state, findings, self._settings, at=snapshot.at, wall=snapshot.wall, lowest=self._lowest
             )
-            self._tell(found)
+            self._send(found)
             if found or self._turns % REMEMBER_TURNS == 0 or self._state.told.keys() != before:
                 self._remember()
 
@@ -205,12 +93,11 @@ class Notifying:
         with self._held_back():
             at = self._clock.monotonic()
             self._state, found = self._judge.on_event(self._state, event, self._settings, at=at, account=account())
-            self._tell(found)
+            self._send(found)
             if found:
                 self._remember()
 
-    def findings(self) -> tuple[Finding, ...]:
-        now = self._clock.monotonic()
+    def findings(self, now: float) -> tuple[Finding, ...]:
         text = f"podwatch sends no notifications because of an internal error: {self._broken}"
         broken = Finding(FindingKind.NOTIFY_FAILING, Severity.WARNING, text, now, "report this bug")
         wandb = self.wandb.findings(now) if self.wandb is not None else ()
@@ -225,7 +112,7 @@ class Notifying:
         except Exception as error:
             self._broken = repr(error)[:200]
 
-    async def farewell(self, seconds: float) -> None:
+    async def close(self, seconds: float) -> None:
         """Send the pending notices for at most ``seconds``, then close the channels."""
         end = self._clock.monotonic() + seconds
         await self._notifier.flush(seconds)
@@ -233,22 +120,36 @@ class Notifying:
         if self.wandb is not None:
             await self.wandb.close(max(0.1, end - self._clock.monotonic()))
 
-    async def call_dead_man(self, view: DaemonView) -> None:
-        """Call the URLs of the dead-man's switch, if configured."""
-        if self.dead_man is not None:
-            from podwatch.report.status import build_status
+    def begin(self, jobs: "Jobs", tasks: "BackgroundTasks", status: "StatusSource", run: "StoreJobs") -> None:
+        """Schedule what is sent at an interval."""
+        wandb, dead_man = self.wandb, self.dead_man
 
-            with self._held_back():
-                await self.dead_man.beat(build_status(view))
-
-    async def push(self, view: DaemonView) -> None:
-        """Log one row of metrics to podwatch's own W&B run, if configured."""
-        if self.wandb is not None:
+        async def push() -> None:
             from podwatch.report.metrics import for_wandb
 
-            await self.wandb.push(for_wandb(view))
+            assert wandb is not None
+            await wandb.push(for_wandb(status.view()))
 
-    async def digest(self, view: DaemonView, run: "StoreJobs | None" = None) -> None:
+        async def call_dead_man() -> None:
+            from podwatch.report.status import build_status
+
+            assert dead_man is not None
+            with self._held_back():
+                await dead_man.beat(build_status(status.view()))
+
+        async def send_digest() -> None:
+            await self.digest(status.view(), run)
+
+        if wandb is not None:
+            jobs.every(self._whole.wandb.every, "wandb", push)
+        if self.digest_every > 0:
+            tasks.spawn(send_digest(), "first look at the digest")
+            jobs.every(DIGEST_LOOK_SECONDS, "digest", send_digest)
+        if dead_man is not None:
+            tasks.spawn(call_dead_man(), "first call of the dead-man's switch")
+            jobs.every(self._settings.heartbeat_every, "dead-man's switch", call_dead_man)
+
+    async def digest(self, view: "DaemonView", run: "StoreJobs | None" = None) -> None:
         """Send a digest if one is due. The time is kept before it is sent, here and for the other pods of the run: a
         podwatch that ends in between sends none rather than two."""
         from podwatch.report import digest
@@ -272,9 +173,9 @@ class Notifying:
             if run is not None:
                 await run.keep_digest(now)
             if due:
-                self._tell((digest.notice(build_status(view), now),))
+                self._send((digest.notice(build_status(view), now),))
 
-    def _tell(self, found: "Sequence[Notice]") -> None:
+    def _send(self, found: "Sequence[Notice]") -> None:
         from podwatch.report.deliver_notices import document_of
 
         for notice in found:
@@ -282,7 +183,7 @@ class Notifying:
 
     def _remember(self) -> None:
         document = self._judge.kept(self._state, at=self._clock.monotonic(), wall=self._clock.wall()).to_json()
-        self._journal.post(Journal.learn, TOLD, document)
+        self._journal.post(Journal.learn, NOTIFIED, document)
 
 
 def all_urls(settings: NotifySettings) -> tuple[str, ...]:
@@ -345,48 +246,34 @@ async def make_notifying(
     """None if no notification is configured. An unusable file is reported with ``complain``; the other channels work.
 
     ``state`` is the run's state directory."""
-    notify = settings.notify
+    notify, wandb, dead_man = settings.notify, None, None
     switched = notify.heartbeat_urls or notify.heartbeat_urls_file
     if not (notify.command or notify.urls or notify.urls_file or switched or settings.wandb.enabled):
         return None
-    wandb = None
-    try:
-        wandb = await _own_wandb_run(settings, clock, disk, state)
-    except ConfigurationError as error:
-        complain(f"wandb: {error}")
-    urls: tuple[str, ...] = notify.urls
-    try:
-        urls = await disk.call(all_urls, notify)
-    except ConfigurationError as error:
-        complain(f"notifications: {error}")
-    dead_man = None
+
+    async def read(what: str, otherwise: R, call: Callable[..., R], *args: object) -> R:
+        try:
+            return await disk.call(call, *args)
+        except ConfigurationError as error:
+            complain(f"{what}: {error}")
+            return otherwise
+
+    if settings.wandb.enabled:
+        from podwatch.report.wandb import WandbRun
+
+        plan = await read("wandb", None, wandb_plan, settings, state or settings.state_dir / settings.run_id)
+        wandb = None if plan is None else WandbRun(plan, clock)
     if switched:
         from podwatch.report.dead_man import DeadMan
 
-        called = notify.heartbeat_urls
-        try:
-            called = await disk.call(heartbeat_urls, notify)
-        except ConfigurationError as error:
-            complain(f"dead-man's switch: {error}")
+        called = await read("dead-man's switch", notify.heartbeat_urls, heartbeat_urls, notify)
         dead_man = DeadMan(called, notify.timeout) if called else None
-    kept = await journal.run(Journal.learned, TOLD, {})
+    urls = await read("notifications", notify.urls, all_urls, notify)
+    without = settings.model_copy(update={"notify": notify.model_copy(update={"command": ()})})
+    channels = await read("notifications", channels_of(without, urls), channels_of, settings, urls)
+    kept = await journal.run(Journal.learned, NOTIFIED, {})
     alerts = () if wandb is None else (wandb,)
-    try:
-        channels = await disk.call(channels_of, settings, urls)
-    except ConfigurationError as error:
-        complain(f"notifications: {error}")
-        without = settings.model_copy(update={"notify": notify.model_copy(update={"command": ()})})
-        channels = channels_of(without, urls)
     return Notifying(settings, (*channels, *alerts), clock, journal, kept, wandb, dead_man)
-
-
-async def _own_wandb_run(settings: Settings, clock: Clock, disk: Worker, state: Path | None) -> "WandbRun | None":
-    """podwatch's own W&B run, not started yet; None if it is not enabled. Raises ConfigurationError."""
-    if not settings.wandb.enabled:
-        return None
-    from podwatch.report.wandb import WandbRun
-
-    return WandbRun(await disk.call(wandb_plan, settings, state or settings.state_dir / settings.run_id), clock)
 
 
 def wandb_plan(settings: Settings, state: Path) -> "WandbPlan":

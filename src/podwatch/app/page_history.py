@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from podwatch.app.notifications import EventBus
+from podwatch.app.event_bus import EventBus
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.status_document import TrainingState
 from podwatch.recording.last_day import DAY, Moment, append, last_day
@@ -37,7 +37,7 @@ class History:
             started = event.name is EventName.TRAINER_STARTING
             self._waiting = [*self._waiting, Moment(event.wall, str(state), started)][-MOST_WAITING:]
 
-    async def look(self, view: DaemonView) -> None:
+    async def record(self, view: DaemonView) -> None:
         """Write the moment of ``view``. A disk that fails leaves a hole in the plots and nothing else."""
         self._waiting = [*self._waiting, moment_of(view)][-MOST_WAITING:]
         waiting = tuple(self._waiting)

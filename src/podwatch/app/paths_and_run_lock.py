@@ -129,7 +129,7 @@ class RunLock:
         self._path, self._what = state, what
         self._state = FileLock(state)
         self._existing: int | None = None
-        self._beside: int | None = None
+        self._output: int | None = None
         self.problem = ""
         """Why the lock beside output_dir is not held; empty if it is, or was not tried yet."""
 
@@ -151,13 +151,13 @@ class RunLock:
         except (HostError, OSError):
             self._take_existing()
 
-    def take_beside(self, workspace: Workspace) -> None:
+    def take_output_lock(self, workspace: Workspace) -> None:
         """Take the lock beside output_dir if possible. Raises Busy."""
-        if self._beside is not None:
+        if self._output is not None:
             return
         path = workspace.outside / GUARD_LOCK
         try:
-            self._beside = hold(workspace.tree.open_own(path), path, what=self._what)
+            self._output = hold(workspace.tree.open_own(path), path, what=self._what)
         except Busy:
             raise
         except (HostError, OSError) as error:
@@ -167,10 +167,10 @@ class RunLock:
 
     def release(self) -> None:
         self._state.release()
-        for fd in (self._existing, self._beside):
+        for fd in (self._existing, self._output):
             if fd is not None:
                 os.close(fd)
-        self._existing = self._beside = None
+        self._existing = self._output = None
 
     def _take_existing(self) -> None:
         if self._existing is not None:

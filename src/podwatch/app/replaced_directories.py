@@ -12,14 +12,14 @@ class RootWatch:
     Sensing, detection and adoption continue, because they only read. Uploads, publications, deletions, quarantine,
     restores and starts of training wait: they would read or write in a directory that another user chose.
 
-    Call ``look`` in a worker at each rescan: it blocks. The other methods are for the event loop."""
+    Call ``check`` in a worker at each rescan: it blocks. The other methods are for the event loop."""
 
     def __init__(self, workspace: Workspace, clock: Clock) -> None:
         self._workspace, self._clock = workspace, clock
         self._found: Finding | None = None
         self._was_blocked = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         try:
             self._workspace.check()
         except RootReplaced as error:

@@ -5,25 +5,39 @@ shown.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from podwatch.app.notifications import all_urls, heartbeat_urls
 from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.prime_rl import steps_in_use
 from podwatch.checkpoints.shapes import Concern
-from podwatch.checkpoints.trainers import site_of, trainer_logs
-from podwatch.config.loading import ETC
+from podwatch.checkpoints.trainers import restart_concerns, site_of, trainer_logs
+from podwatch.config.loading import ETC, LoadedSettings, load_settings
+from podwatch.config.reload_limits import refused_by_reload, waits_for_restart
 from podwatch.config.settings import HttpSettings, Policies, Settings
 from podwatch.config.trusted_files import read_trusted
 from podwatch.detection.log_rules import effective
+from podwatch.disk.prune import RemovalRules
 from podwatch.domain.errors import ConfigurationError, PodwatchError
+from podwatch.domain.event import EventName
+from podwatch.domain.finding import Severity
 from podwatch.domain.secrets import register
 from podwatch.domain.trainer_log import LogRule
+from podwatch.recording.recorder import Recorder
 from podwatch.store.objects.access import access_for
+from podwatch.system.blocking_calls import Worker
 from podwatch.system.environment_without_secrets import claim_own
 from podwatch.trainer.environment import read_env_file
+
+if TYPE_CHECKING:
+    from podwatch.app.build import Components
+    from podwatch.app.status_view import StatusSource
+
+LoadAgain = Callable[[], LoadedSettings]
+"""Loads the settings at a reload; None: the same file, with the environment."""
 
 
 @dataclass(slots=True)
@@ -36,6 +50,21 @@ class Configuration:
     """Reasons why a restart would fail, as far as they are known before the first one."""
     problem: str = ""
     """Why the file is not in force; empty if it is."""
+
+    def use(self, settings: Settings) -> None:
+        """Replace the settings by those of a reload."""
+        known, self.problem = self.policies, ""
+        self.settings = settings
+        self.policies = policies_from(settings, max_steps=known.max_steps, save_interval=known.save_interval_steps)
+
+    @property
+    def removal_rules(self) -> RemovalRules:
+        return RemovalRules(
+            self.settings.disk,
+            steps_in_use=self.policies.steps_in_use,
+            acts=self.settings.mode == "act",
+            quota=self.settings.disk.capacity is not None,
+        )
 
 
 def policies_from(settings: Settings, *, max_steps: int | None, save_interval: int | None = None) -> Policies:
@@ -108,3 +137,81 @@ def _unless_unreadable() -> Iterator[None]:
         yield
     except (PodwatchError, OSError):
         return
+
+
+# -- a reload --------------------------------------------------------------------------------------------------------
+
+
+class Reload:
+    """A reload of the configuration. ``load_again`` reads it; ``loaded`` is the one in force."""
+
+    def __init__(
+        self,
+        parts: "Components",
+        loaded: LoadedSettings,
+        load_again: LoadAgain | None,
+        status: "StatusSource",
+        recorder: Recorder | None,
+    ) -> None:
+        self._parts, self._status, self._recorder = parts, status, recorder
+        self.loaded, self._load_again = loaded, load_again
+
+    def on_signal(self) -> None:
+        self._parts.foundation.tasks.spawn(self.now(), "reload")
+
+    async def now(self) -> str:
+        """Reload the configuration file; returns the result as text. Changes that need a restart are refused."""
+        systemd = self._parts.foundation.systemd
+        systemd.reloading()
+        try:
+            return await self._now()
+        finally:  # in any case: without READY systemd allows no further reload
+            systemd.ready(self._status.headline())
+
+    async def _now(self) -> str:
+        reading = Worker("configuration")
+        try:
+            new = await reading.call(self._read)
+        except Exception as error:  # whatever a file contains must not end the guard
+            self._parts.run.config.problem = str(error)
+            text = f"configuration not reloaded, the old one stays in force: {error}"
+            self._parts.bus.say(EventName.CONFIG_REFUSED, text, Severity.WARNING)
+            return text
+        finally:
+            reading.close()
+        later = waits_for_restart(self.loaded.settings, new.settings)
+        self.loaded = new
+        self._use(new.settings)
+        text = "configuration reloaded; new thresholds and policies are in force"
+        if later:
+            text += f". These take effect at the next start of podwatch: {', '.join(later)}"
+        self._parts.bus.say(EventName.CONFIG_RELOADED, text)
+        return text
+
+    def _read(self) -> LoadedSettings:
+        """Blocks. Raises PodwatchError for what cannot be taken over."""
+        new = self._load_again() if self._load_again else load_settings(self.loaded.path, environ=os.environ)
+        learn_secrets(new.settings)
+        if blocked := refused_by_reload(self.loaded.settings, new.settings):
+            raise ConfigurationError(
+                f"{', '.join(blocked)} cannot change while podwatch runs",
+                where=str(new.path),
+                fix="restart podwatch; training continues",
+            )
+        return new
+
+    def _use(self, settings: Settings) -> None:
+        parts, config = self._parts, self._parts.run.config
+        config.use(settings)
+        parts.pruner.rules = config.removal_rules
+        parts.sensors.logs.configure(config.policies.log_rules)
+        if self._recorder is not None:
+            self._recorder.cut()
+        parts.recovery.reconfigure(settings, config.policies)
+        parts.foundation.tasks.spawn(self._judge_restart(), "restart concerns")
+
+    async def _judge_restart(self) -> None:
+        """Update the reasons why a restart would fail with the current settings."""
+        parts = self._parts
+        concerns = await parts.foundation.disk.call(restart_concerns, parts.settings, parts.run.layout)
+        parts.run.config.concerns = concerns

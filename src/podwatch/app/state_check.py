@@ -15,9 +15,10 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from podwatch.app.paths_and_run_lock import RunLock, RunPaths, guard_paths, unmade_paths
+from podwatch.app.shutdown import Exit
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import Busy, HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
@@ -41,10 +42,10 @@ START_BYTES: Final = 512 << 10
 records, the begin of a log."""
 
 
-async def take_ground(settings: Settings) -> tuple[RunPaths, RunLock]:
+async def take_paths_and_lock(settings: Settings) -> tuple[RunPaths, RunLock]:
     """The directories of the run and its lock, as far as they are available. Raises Busy if another
     podwatch guards this run."""
-    worker = Worker("ground")
+    worker = Worker("run lock")
     one, late = threading.Lock(), False
 
     def take() -> tuple[RunPaths, RunLock]:
@@ -92,12 +93,6 @@ async def open_journal(path: Path, clock: Clock) -> Journal:
         worker.close()
 
 
-class Exits(Protocol):
-    """How a part ends the daemon; training continues."""
-
-    def leave(self, code: int) -> None: ...
-
-
 class StateCheck:
     """Blocks mutations through the MutationGuard. Call ``turn`` at each turn of the sensing loop; it does not block.
     ``reserve`` is the space for a start: whoever starts training frees it before."""
@@ -109,7 +104,7 @@ class StateCheck:
         workspace: Workspace,
         clock: Clock,
         *,
-        exits: Exits,
+        exits: Exit,
         lock: RunLock | None = None,
         emit: Emit,
         missing: str = "",
@@ -198,7 +193,7 @@ class StateCheck:
         if self._troubled and self._troubled_since is None:
             self._pause, self._next = RETRY_MIN, now
         if now >= self._next:
-            self._task = asyncio.create_task(self.look(), name="state-check")
+            self._task = asyncio.create_task(self.try_again(), name="state-check")
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -207,7 +202,7 @@ class StateCheck:
             await asyncio.wait([task], timeout=1.0)
         self._worker.close()
 
-    async def look(self) -> None:
+    async def try_again(self) -> None:
         """Try everything that does not work."""
         before = self._journal.rebuilt
         try:
@@ -238,7 +233,7 @@ class StateCheck:
         """Blocks. Raises Busy where another podwatch guards this run."""
         if self._lock is not None:
             self._lock.take_state_lock()
-            self._lock.take_beside(self._workspace)
+            self._lock.take_output_lock(self._workspace)
         self._file.write_copy_again()
         self._room = self.reserve.restore()
         if self._missing:

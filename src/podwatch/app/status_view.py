@@ -1,23 +1,18 @@
 """Builds the frozen DaemonView, from which status, HTTP and metrics are made, and the daemon's own texts."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podwatch import __version__
 from podwatch.app.backup_findings import cannot_be_used
-from podwatch.app.components import Components
-from podwatch.app.corrected_snapshot import Watched, present
+from podwatch.app.event_bus import EventBus
+from podwatch.app.findings import Findings
 from podwatch.app.keep_run_cost import Accountant
-from podwatch.app.loop_wiring import DaemonLoops
 from podwatch.app.lost_saves import not_stored, pin_not_stored
-from podwatch.app.notifications import EventBus
-from podwatch.app.observe import as_of_now
 from podwatch.app.page_history import History
 from podwatch.app.pause import Maintenance, described
-from podwatch.app.shutdown import Exit
 from podwatch.config.settings import Policies
 from podwatch.detection.operator_ends import trainer_role_ended_at
 from podwatch.detection.progress import target_reached
@@ -31,17 +26,18 @@ from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.domain.status_document import RecoveryView
 from podwatch.domain.times import rfc3339
 from podwatch.job.exit_code import Outcome
-from podwatch.journal import AsyncJournal, Journal
+from podwatch.journal import Journal
 from podwatch.recording.last_day import Moment
 from podwatch.recovery.state import Phase, RecoveryState
 from podwatch.report.daemon_view import Counters, DaemonView
 from podwatch.report.json_documents import account_totals
-from podwatch.report.run_cost import Price
+from podwatch.report.run_cost import Account, Price
 from podwatch.report.status import build_status
 from podwatch.report.steps_at_risk import steps_at_risk
 
 if TYPE_CHECKING:
-    from podwatch.app.tick import Findings
+    from podwatch.app.build import Components
+    from podwatch.hooks.evaluation import Evaluations
 
 _PHASES = frozenset(map(str, Phase))
 _ACTIVE = (Phase.LOOKING, Phase.STARTING, Phase.CONFIRMING, Phase.STOPPING)
@@ -75,41 +71,7 @@ def trainer_ended_at(snapshot: Snapshot, state: DetectionState, policies: Polici
     return trainer_role_ended_at(state.start)
 
 
-def watched_of(state: RecoveryState) -> Watched | None:
-    """The trainer that recovery watches, in the form that detection needs."""
-    handle = state.handle
-    if handle is None:
-        return None
-    return Watched(handle.start_id, handle.supervision, handle.launcher, handle.started_wall, state.adopted)
-
-
 INCIDENTS_SHOWN = 5
-
-
-class Remembered:
-    """What the status shows of the journal, read again after each change."""
-
-    def __init__(self, journal: AsyncJournal) -> None:
-        self._journal = journal
-        self.incidents: tuple[Incident, ...] = ()
-
-    @property
-    def incident(self) -> Incident | None:
-        return next(iter(self.incidents), None)
-
-    async def load(self) -> None:
-        await self.read_incident()
-
-    async def read_incident(self) -> None:
-        self.incidents = tuple(await self._journal.run(Journal.incidents, INCIDENTS_SHOWN))
-
-
-@dataclass(frozen=True, slots=True)
-class Books:
-    """What podwatch keeps of the run's past."""
-
-    accountant: Accountant
-    history: History
 
 
 class StatusSource:
@@ -117,34 +79,45 @@ class StatusSource:
 
     def __init__(
         self,
-        parts: Components,
-        loops: DaemonLoops,
-        bus: EventBus,
-        findings: "Findings",
-        memory: Remembered,
+        parts: "Components",
+        findings: Findings,
         maintenance: Maintenance,
+        accountant: Accountant,
+        evaluations: "Evaluations | None",
         path: Path | None,
-        leaving: Exit,
-        books: Books,
-        best: Callable[[], str] = str,
     ) -> None:
-        """``best`` names the best evaluation; empty if there is none."""
-        self._parts, self._loops, self._bus, self._findings = parts, loops, bus, findings
-        self._exit = leaving
-        self.books, self._best = books, best
-        self._memory, self._maintenance, self._path = memory, maintenance, path
+        self._parts, self._findings, self._maintenance = parts, findings, maintenance
+        self._accountant, self._evaluations, self._path = accountant, evaluations, path
+        self._history = History(parts.run.paths.history, parts.foundation.disk, parts.bus)
+        self._incidents: tuple[Incident, ...] = ()
         self.started = parts.run.clock.monotonic()
+
+    async def read_incidents(self) -> None:
+        """Read again what the journal has of the last incidents; call it after each change."""
+        self._incidents = tuple(await self._parts.run.journal.run(Journal.incidents, INCIDENTS_SHOWN))
+
+    async def keep(self) -> None:
+        """Add this moment to the run's account and to the page's history."""
+        view = self.view()
+        self._accountant.count(view)
+        await self._history.record(view)
+
+    def account(self, *, target: int | None = None, step: int | None = None) -> Account:
+        """The run's time and money until now. ``step``: the newest."""
+        cost, learned = self._parts.settings.cost, self._parts.detection.state.learned
+        price = Price(cost.per_hour, cost.currency)
+        return self._accountant.account(price, learned.median_step_seconds, target=target, step=step)
 
     def view(self) -> DaemonView:
         """The snapshot of the last turn, corrected by what recovery has done since."""
-        parts, loops = self._parts, self._loops
-        settings, sensing = parts.settings, loops.sensing
-        alive, _ = sensing.alive()
+        parts, detection, settings = self._parts, self._parts.detection, self._parts.settings
+        policies = parts.run.config.policies
+        alive, _ = detection.alive()
         now, wall = parts.run.clock.monotonic(), parts.run.clock.wall()
         state = parts.recovery.state
-        snapshot, _ = present(sensing.snapshot, watched_of(state), now=now, wall=wall)
-        facts = as_of_now(parts, snapshot, sensing.state.learned)
-        recovery = recovery_view(state, self._exit.waits_for)
+        facts, _ = parts.observation.corrected()
+        snapshot, newest = facts.pod, facts.pod.newest_step
+        recovery = recovery_view(state, parts.exit.waits_for)
         sync = facts.store or StoreFacts()
         if parts.store.elsewhere:
             sync = StoreFacts(store_url=settings.sync.store)
@@ -165,12 +138,12 @@ class StatusSource:
             findings=self._findings.now(),
             recovery=recovery,
             sync=sync,
-            learned=sensing.state.learned,
-            counters=counters_of(self._bus, sensing.turns),
-            incident=self._memory.incident,
-            incidents=self._memory.incidents,
-            next_save_bytes=loops.pruner.next_save_bytes,
-            prune_above=parts.run.config.policies.disk.prune_above,
+            learned=detection.state.learned,
+            counters=counters_of(parts.bus, detection.turns),
+            incident=next(iter(self._incidents), None),
+            incidents=self._incidents,
+            next_save_bytes=parts.pruner.next_save_bytes,
+            prune_above=policies.disk.prune_above,
             steps_at_risk=steps_at_risk(
                 snapshot,
                 facts.checkpoints,
@@ -179,11 +152,11 @@ class StatusSource:
                 unread=sync.unread,
                 saves_counted=parts.run.layout.counts_saves,
             ),
-            target_step=parts.run.config.policies.max_steps,
+            target_step=policies.max_steps,
             trainer_changed_at=state.changed_at,
-            trainer_ended_at=trainer_ended_at(snapshot, sensing.state, parts.run.config.policies),
-            armed=sensing.state.armed,
-            second_signals=second_signals(sensing.state),
+            trainer_ended_at=trainer_ended_at(snapshot, detection.state, policies),
+            armed=detection.state.armed,
+            second_signals=second_signals(detection.state),
             inference_gpus=settings.gpu.inference,
             trainer_gpus=settings.gpu.trainer,
             http_url=parts.training.environment.heartbeat_url,
@@ -196,21 +169,16 @@ class StatusSource:
             layout=parts.run.layout.name,
             layout_because=parts.run.layout.chosen_because,
             capabilities=parts.checkpoints.capabilities,
-            end=self._exit.verdict,
+            end=parts.exit.verdict,
             nodes=() if parts.gang is None else parts.gang.view(),
             node_count=1 if parts.gang is None else parts.gang.place.count,
-            best_result=self._best(),
-            account=self.books.accountant.account(
-                Price(settings.cost.per_hour, settings.cost.currency),
-                sensing.state.learned.median_step_seconds,
-                target=parts.run.config.policies.max_steps,
-                step=None if snapshot.newest_step is None else snapshot.newest_step.step,
-            ),
+            best_result="" if self._evaluations is None else self._evaluations.best_text(),
+            account=self.account(target=policies.max_steps, step=None if newest is None else newest.step),
         )
 
     def headline(self) -> str:
         """The line in ``systemctl status``."""
-        return headline(self._parts.recovery.state.phase, self._loops.sensing.snapshot, self._maintenance.pause)
+        return headline(self._parts.recovery.state.phase, self._parts.detection.snapshot, self._maintenance.pause)
 
     def opening(self) -> str:
         """The first line."""
@@ -221,21 +189,21 @@ class StatusSource:
 
     def log_lines(self) -> Sequence[str]:
         try:
-            return self._parts.sensing.progress.last_lines()
+            return self._parts.sensors.progress.last_lines()
         except RuntimeError:  # its thread found a new log at this moment
             return ()
 
     async def history(self) -> Sequence[Moment]:
-        return await self.books.history.last_day(self._parts.run.clock.wall())
+        return await self._history.last_day(self._parts.run.clock.wall())
 
     def ping(self, role: str) -> None:
-        self._parts.sensing.progress.inbox.ping(role)
+        self._parts.sensors.progress.inbox.ping(role)
 
     def live(self) -> tuple[bool, str]:
-        return self._loops.sensing.alive()
+        return self._parts.detection.alive()
 
     def ready(self) -> tuple[bool, list[str]]:
-        return readiness(self._parts, self._loops.sensing.snapshot)
+        return readiness(self._parts, self._parts.detection.snapshot)
 
 
 def counters_of(emit: EventBus, turns: int) -> Counters:
@@ -305,13 +273,13 @@ def heartbeat(view: DaemonView, own: Sequence[CheckpointSet], state: HolderState
 # -- texts of the daemon ---------------------------------------------------------------------------------------------
 # First line, last line, systemd status, and why it is not ready.
 
-FAREWELL_IDLE = "podwatch exits; no training is running"
-FAREWELL_EVALUATING = (
+LAST_LINE_IDLE = "podwatch exits; no training is running"
+LAST_LINE_EVALUATING = (
     "podwatch exits and ends the evaluation that training is stopped for; the next podwatch starts training again"
 )
 
 
-def opening(parts: Components, pause: Pause | None = None) -> str:
+def opening(parts: "Components", pause: Pause | None = None) -> str:
     """The first line: the state of training, and whether checkpoints are backed up."""
     layout = parts.run.layout
     known = f" (layout {layout.name}: {layout.chosen_because})" if layout.chosen_because else ""
@@ -324,13 +292,13 @@ def opening(parts: Components, pause: Pause | None = None) -> str:
     )
 
 
-def farewell(*, training: bool, preempted: str, evaluating: bool = False) -> str:
+def last_line(*, training: bool, preempted: str, evaluating: bool = False) -> str:
     """The last line. ``training``: a trainer runs; ``preempted``: why podwatch ends it too, else empty. ``evaluating``:
     training is stopped for an evaluation."""
     if not training and evaluating and not preempted:
-        return FAREWELL_EVALUATING
+        return LAST_LINE_EVALUATING
     if not training:
-        return f"podwatch exits: {preempted}; no training is running" if preempted else FAREWELL_IDLE
+        return f"podwatch exits: {preempted}; no training is running" if preempted else LAST_LINE_IDLE
     if preempted:
         return f"podwatch exits: {preempted}; podwatch requests training to end"
     return (
@@ -346,7 +314,7 @@ def headline(phase: str, snapshot: Snapshot, pause: Pause | None = None) -> str:
     return text if pause is None else f"{described(pause)}; {text}"
 
 
-def readiness(parts: Components, snapshot: Snapshot) -> tuple[bool, list[str]]:
+def readiness(parts: "Components", snapshot: Snapshot) -> tuple[bool, list[str]]:
     """Whether sensors and store are usable, and the reasons if they are not."""
     reasons = [
         f"the {name} sensor is {reading.state}" + (f": {reading.detail}" if reading.detail else "")

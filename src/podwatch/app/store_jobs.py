@@ -4,16 +4,20 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
-from podwatch.app.components import Components
+from podwatch.app.keep_run_cost import Accountant
 from podwatch.app.shutdown import BackgroundTasks
 from podwatch.app.status_view import StatusSource, heartbeat
 from podwatch.domain.lease import HolderState
 from podwatch.domain.snapshot import Desired, Snapshot
 from podwatch.domain.times import rfc3339
+
+if TYPE_CHECKING:
+    from podwatch.app.build import Components
 
 # -- scheduler -------------------------------------------------------------------------------------------------------
 # On apscheduler 3.x, without exact timing. ``misfire_grace_time`` is always set, because its default of one second
@@ -66,8 +70,8 @@ WANDB_SECONDS = 60.0
 class StoreJobs:
     """Does nothing without a store."""
 
-    def __init__(self, parts: Components, status: StatusSource) -> None:
-        self._parts, self._status = parts, status
+    def __init__(self, parts: "Components", status: StatusSource, accountant: Accountant) -> None:
+        self._parts, self._status, self._accountant = parts, status, accountant
         self._backup = parts.backup
         self._said: tuple[object, ...] = ()
         self._changed = asyncio.Event()
@@ -139,7 +143,7 @@ class StoreJobs:
             return
         if beat.mark != self._accounted:
             self._accounted = beat.mark
-            self._status.books.accountant.take_over(beat.said.account, self._backup.lease.claimed)
+            self._accountant.take_over(beat.said.account, self._backup.lease.claimed)
         wall = beat.said.digest_wall
         if (
             wall is not None and wall <= self._parts.run.clock.wall()

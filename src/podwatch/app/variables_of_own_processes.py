@@ -11,13 +11,13 @@ JOB_PROCESS: Final = "PODWATCH_JOB_PROCESS"
 """By init in job mode: "boot id:pid namespace:pid:start ticks" of init, the identity of this attempt."""
 SILENT_SECONDS: Final = "PODWATCH_SILENT_SECONDS"
 """By init where the previous daemon missed its watchdog: seconds without a responding daemon before this one."""
-ADOPT: Final = "PODWATCH_ADOPT"
-"""Id of an operator's `--adopt-existing`, likewise."""
-TAKE_OVER: Final = "PODWATCH_TAKE_OVER"
-"""Id of an operator's `--take-over`: executed once, although init restarts the daemon."""
-FRESH: Final = "PODWATCH_FRESH"
-"""Id of an operator's `--fresh`, likewise."""
-RETRY: Final = "PODWATCH_RETRY"
-"""Id of an operator's `--retry`, likewise."""
+FLAGS: Final = {
+    "adopt_existing": "PODWATCH_ADOPT",
+    "take_over": "PODWATCH_TAKE_OVER",
+    "fresh": "PODWATCH_FRESH",
+    "retry": "PODWATCH_RETRY",
+}
+"""Flag of `podwatch run` -> the variable with the id of an operator's request, which is executed once although init
+restarts the daemon."""
 BY_HAND: Final = "PODWATCH_BY_HAND"
 """Id of a `podwatch run` that was typed on a terminal: the daemon then skips a running backoff."""

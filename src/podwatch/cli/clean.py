@@ -12,8 +12,6 @@ from podwatch.domain.finding import counted
 
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
-    from podwatch.domain.event import Event
-    from podwatch.journal import AsyncJournal
 
 SHOWN = 12
 
@@ -75,34 +73,12 @@ def _describe(plan: dict[str, Any]) -> list[str]:
     return lines
 
 
-class _JournalOnly:
-    """Events of a command: it prints what it did itself."""
-
-    def __init__(self, journal: "AsyncJournal") -> None:
-        self._journal = journal
-
-    def __call__(self, event: "Event", /) -> None:
-        from podwatch.journal import Journal
-
-        self._journal.post(Journal.add_event, event)
-
-    def warn(self, text: str) -> None:
-        """The daemon reports these."""
-
-
-class _NoDaemon:
-    """A command ends when it has done its work."""
-
-    def leave(self, code: int) -> None: ...
-
-
 async def _alone(where: Where) -> dict[str, Any]:
     """Clean without a daemon, under its lock and with its code."""
-    from podwatch.app.checkpoint_loop import Rescans
+    from podwatch.app.build import Foundation, StartOptions, build
     from podwatch.app.commands import cleaned_document
-    from podwatch.app.components import Choices, Foundation
+    from podwatch.app.event_bus import EventBus
     from podwatch.app.paths_and_run_lock import run_paths
-    from podwatch.app.wiring import build
     from podwatch.cli.offline import load
     from podwatch.journal import AsyncJournal, Journal
     from podwatch.recovery.clean import clean_alone
@@ -112,15 +88,13 @@ async def _alone(where: Where) -> dict[str, Any]:
     settings = load(where)
     paths = run_paths(settings.state_dir, settings.run_id, os.environ)
     with FileLock(paths.lock):
-        journal = AsyncJournal(Journal.open(paths.journal))
+        clock, journal = SystemClock(), AsyncJournal(Journal.open(paths.journal))
+        alone = Foundation(paths, clock, journal, EventBus(journal, clock, quiet=True))
         try:
-            alone = Foundation(
-                paths, SystemClock(), journal, _JournalOnly(journal), _NoDaemon(), Rescans(settings.checkpoints.rescan)
-            )
-            parts = build(settings, alone, Choices())
+            parts = build(settings, alone, StartOptions())
             try:
                 return cleaned_document(await clean_alone(parts.recovery), daemon=False)
             finally:
                 await parts.training.launcher.close()
         finally:
-            await journal.close()
+            await alone.close()

@@ -71,8 +71,8 @@ class Observer:
         self.context, self.starter = context, starter
         self.look = Look()
         self.search: Reading[PodSearch] = NOT_SEARCHED
-        self.snapshot: Snapshot | None = None
-        """Of the last turn of the sensing loop."""
+        self.turn = Facts(Snapshot(0.0, 0.0), context.run)
+        """The facts of the last turn of the sensing loop."""
         self.evaluation: PendingEvaluation | None = None
         self.acting = ""
         self.question: tuple[str, str] | None = None
@@ -167,7 +167,7 @@ class Observer:
             self._ended_at = ("", 0.0)
         elif self._ended_at[0] != handle.start_id:
             self._ended_at = (handle.start_id, clock.monotonic())
-        sample = None if self.snapshot is None else self.snapshot.trainer.value
+        sample = self.turn.pod.trainer.value
         seen = sample is not None and sample.start_id == handle.start_id
         return Trainer(
             handle.start_id,
@@ -309,10 +309,9 @@ class Observer:
     # -- all of it
 
     async def facts(self) -> Facts:
+        """Those of the last turn as of now, with what was searched and asked since."""
         context, tools = self.context, self.context.tools
-        now, wall = tools.clock.monotonic(), tools.clock.wall()
-        snapshot = self.snapshot or Snapshot(now, wall)
-        run = context.run
+        now, wall, run = tools.clock.monotonic(), tools.clock.wall(), context.run
         if context.pausing and run.pause is None:
             run = replace(run, pause=Pause(wall))
         follows = tools.follows
@@ -320,8 +319,9 @@ class Observer:
         if tools.store.lease is not None:
             error = tools.store_error if standing.act is LeaseAction.ASK else ""
             lease = StoreFacts(lease=standing, error=error)
-        return Facts(
-            pod=replace(snapshot, at=now, wall=wall, gpus=tools.gpus.latest()),
+        return replace(
+            self.turn,
+            pod=replace(self.turn.pod, at=now, wall=wall, gpus=tools.gpus.latest()),
             run=run,
             checkpoints=self.checkpoints,
             unreadable=tools.catalogue.unlisted,

@@ -18,7 +18,7 @@ from podwatch.domain.facts import NOT_SEARCHED, Facts
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.process import FoundTree, TreeAnswer
-from podwatch.domain.snapshot import Desired, Snapshot, Supervision
+from podwatch.domain.snapshot import Desired, Supervision
 from podwatch.recovery import quarantine
 from podwatch.recovery.actions import Action, Decision, Evaluate, Fetch, Phase, Start, Stop
 from podwatch.recovery.choose import ASKS_STORE
@@ -518,12 +518,12 @@ class Recovery:
 
     # -- the sensing loop ---------------------------------------------------------------------------------------------
 
-    def consider(self, snapshot: Snapshot, findings: Sequence[Finding], beside: Beside = ALONE) -> None:
+    def consider(self, facts: Facts, findings: Sequence[Finding], beside: Beside = ALONE) -> None:
         """Take one turn's facts in, and wake the hand. ``beside``: other processes that may write into output_dir.
         Never blocks."""
-        context = self.context
+        context, snapshot = self.context, facts.pod
         self.failures.snapshots.append(snapshot)
-        self.observer.snapshot = snapshot
+        self.observer.turn = facts
         self.follower.watch(snapshot, beside)
         if not self.closed:
             if self.task is not None and self.task.done():  # by a bug: training must not be left unguarded

@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from podwatch.app.daemon import Start, serve
+from podwatch.app.build import StartOptions
+from podwatch.app.main import serve
 from podwatch.config.last_good import load_or_last_good
 from podwatch.domain.errors import PodwatchError
 from podwatch.simulation.run_files import SimulatedGpus
@@ -20,7 +21,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         loaded = load_or_last_good(arguments.config, environ=os.environ)
-        start = Start(gpu_reader=SimulatedGpus(arguments.gpus), same_disk_store=True)
+        start = StartOptions(gpu_reader=SimulatedGpus(arguments.gpus), same_disk_store=True)
         return asyncio.run(serve(loaded, start))
     except PodwatchError as error:
         print(f"podwatch: {error}", file=sys.stderr)

@@ -33,8 +33,8 @@ from podwatch.system.files import read_file
 from podwatch.trainer.environment import read_env_file
 
 if TYPE_CHECKING:
-    from podwatch.app.components import Components
-    from podwatch.app.tick import Reload
+    from podwatch.app.build import Components
+    from podwatch.app.settings_in_force import Reload
 
 TELLING = frozenset(
     {EventName.INCIDENT_OPENED, EventName.GAVE_UP, EventName.TRAINER_CONFIRMED, EventName.TRAINER_FINISHED}

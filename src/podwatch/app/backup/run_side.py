@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from podwatch.app.state_check import Exits
 from podwatch.app.variables_of_own_processes import JOB_PROCESS
 from podwatch.checkpoints.layout import Layout
 from podwatch.config.settings import Settings
@@ -30,8 +29,9 @@ from podwatch.system.blocking_calls import Worker
 from podwatch.system.procfs import boot_id, from_here, machine_id, start_ticks
 
 if TYPE_CHECKING:
-    from podwatch.app.checkpoint_loop import Rescans
-    from podwatch.app.components import Run
+    from podwatch.app.build import Run
+    from podwatch.app.rescans import Rescans
+    from podwatch.app.shutdown import Exit
 
 TAKE_OVER: Final = "--take-over"
 """Kind of request: a flag of `podwatch run`."""
@@ -108,7 +108,7 @@ class RunSide:
     """Implements ``store.interfaces.OwnSide`` over the run record, the watched trainer and the guard."""
 
     def __init__(
-        self, settings: Settings, run: "Run", processes: ProcessSensor, exits: Exits, wandb: WandbIds,
+        self, settings: Settings, run: "Run", processes: ProcessSensor, exits: "Exit", wandb: WandbIds,
         rescans: "Rescans", *, pod: Pod, take_over: str = "",
     ) -> None:  # fmt: skip
         """``take_over``: id of an operator's `--take-over` that was not executed yet."""

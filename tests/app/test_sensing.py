@@ -2,13 +2,10 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
-from podwatch.app.sensing_loop import CONFIRM_POLL, SensingLoop, Sensors
-from podwatch.detection.learned import Learned
-from podwatch.detection.rules import initial
-from podwatch.domain.facts import Facts
-from podwatch.domain.finding import Finding
-from podwatch.domain.run_state import RunState
+from podwatch.app.sensing import CONFIRM_POLL, Detection, Sensors
 from podwatch.domain.snapshot import CheckpointMark, Health, Reading, Snapshot
 from tests.detection.looks import URL, World, world
 from tests.support.clock import ManualClock
@@ -21,6 +18,7 @@ class FromWorld:
 
     def __init__(self, name: str, shown: "Shown") -> None:
         self.name, self._shown, self.woken = name, shown, 0
+        self.engine_ended = asyncio.Event()
 
     async def start(self) -> None:
         """Nothing of its own runs."""
@@ -45,14 +43,6 @@ class Shown:
         return self._world.snapshot()
 
 
-class Times:
-    def __init__(self, turns: list[float]) -> None:
-        self._turns = turns
-
-    def turn(self, facts: Facts, findings: tuple[Finding, ...]) -> None:
-        self._turns.append(facts.pod.at)
-
-
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -68,15 +58,17 @@ async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
     turns: list[float] = []
     senses = Sensors(**sensors)  # type: ignore[arg-type]
 
-    def facts(_learned: Learned) -> Facts:
-        mark = CheckpointMark()
-        return Facts(senses.look(clock, saving=False, desired=found.desired, checkpoint=mark), RunState("demo"))
+    run = SimpleNamespace(clock=clock, config=SimpleNamespace(policies=found.policies), emit=lambda _: None)
+    loop = Detection(cast(Any, run), senses, poll=POLL)
 
-    loop = SensingLoop(
-        senses, facts, clock=clock, poll=POLL, policies=found.policies,
-        state=initial(found.policies), emit=lambda _: None, hurried=(hurried := asyncio.Event()),
-    )  # fmt: skip
-    task = asyncio.create_task(loop.run(Times(turns).turn))
+    async def turn() -> None:
+        mark = CheckpointMark()
+        while True:
+            loop.judge(senses.snapshot(clock, saving=False, desired=found.desired, checkpoint=mark))
+            turns.append(loop.snapshot.at)
+            await loop.until_next_turn()
+
+    task = asyncio.create_task(turn())
     try:
         for _ in range(1200):  # two minutes
             await settle()
@@ -87,7 +79,7 @@ async def test_the_loop_turns_sooner_only_when_an_engine_ends() -> None:
 
         found.memory[0], found.engines, found.servers = 0, [], []
         found.inference[URL] = replace(found.inference[URL], health=Health.REFUSED)
-        hurried.set()
+        sensors["trainer"].engine_ended.set()
         for _ in range(3):
             await settle()
             clock.advance(0.1)

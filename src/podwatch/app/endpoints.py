@@ -1,41 +1,33 @@
-"""What a daemon runs on: it exists before the components, and ends after them. And its endpoints: HTTP, the control
-socket, the endpoint file and the status file; a failure of one is reported and does not stop the daemon."""
+"""The daemon's endpoints: HTTP, the control socket, the endpoint file and the status file. A failure of one is reported
+and does not stop the daemon."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from podwatch import __version__
 from podwatch.api.control_socket import ControlServer, Handler
 from podwatch.api.http_endpoints import HttpServer, Source
-from podwatch.app.checkpoint_loop import Rescans
-from podwatch.app.components import Components, Foundation
-from podwatch.app.notifications import EventBus
-from podwatch.app.paths_and_run_lock import RunLock, RunPaths
 from podwatch.app.settings_in_force import http_password
-from podwatch.app.shutdown import BackgroundTasks, Exit, briefly
-from podwatch.app.state_check import open_journal
-from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
-from podwatch.journal import AsyncJournal
 from podwatch.report.status import build_status
 from podwatch.system.blocking_calls import Worker
-from podwatch.system.clock import Clock
 from podwatch.system.endpoint import SNAPSHOT, Endpoint, own_endpoint, write_document, write_endpoint
-from podwatch.system.sd_notify import Notifier
+
+if TYPE_CHECKING:
+    from podwatch.app.build import Components
 
 WRITE_SECONDS = READ_SECONDS = 10.0
 
 
 class Endpoints:
-    def __init__(
-        self, parts: Components, source: Source, handlers: Mapping[str, Handler], emit: EventBus, config_path: str
-    ) -> None:
-        self._parts, self._source, self._emit = parts, source, emit
-        self._disk = Worker("outlets")
+    def __init__(self, parts: "Components", source: Source, handlers: Mapping[str, Handler], config_path: str) -> None:
+        self._parts, self._source = parts, source
+        self._disk = Worker("endpoints")
         self._http: HttpServer | None = None
         self._control = ControlServer(
             parts.run.paths.control_socket,
@@ -96,7 +88,7 @@ class Endpoints:
         await self._write(partial(write_document, path, document))
 
     def _complain(self, text: str) -> None:
-        self._emit.say(EventName.SENSOR_CHANGED, text, Severity.WARNING)
+        self._parts.bus.say(EventName.SENSOR_CHANGED, text, Severity.WARNING)
 
     async def _write_endpoint(self, endpoint: Endpoint) -> None:
         await self._write(partial(write_endpoint, self._parts.run.paths.runtime, endpoint, self._parts.run.paths.state))
@@ -106,44 +98,3 @@ class Endpoints:
             await self._disk.call(write, timeout=WRITE_SECONDS)
         except OSError as error:  # TimeoutError included
             self._complain(f"{error.filename or self._parts.run.paths.runtime}: {error.strerror or error}")
-
-
-STEP_SECONDS = 8.0
-"""Deadline of one shutdown step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """``disk`` is the thread for the daemon's own files."""
-
-    foundation: Foundation
-    bus: EventBus
-    exit: Exit
-    tasks: BackgroundTasks
-    disk: Worker
-    systemd: Notifier
-    lock: RunLock
-
-    @property
-    def clock(self) -> Clock:
-        return self.foundation.clock
-
-    @property
-    def journal(self) -> AsyncJournal:
-        return self.foundation.journal
-
-    async def close(self, seconds: float = STEP_SECONDS) -> None:
-        await briefly(self.journal.close(), seconds)
-        self.disk.close()
-        self.systemd.close()
-
-
-async def open_host(settings: Settings, clock: Clock, ground: tuple[RunPaths, RunLock], systemd: Notifier) -> Host:
-    """Open the journal: in memory where the database cannot be used."""
-    paths, lock = ground
-    journal = AsyncJournal(await open_journal(paths.journal, clock))
-    bus, leaving = EventBus(journal, clock), Exit()
-    await bus.load()
-    rescans = Rescans(settings.checkpoints.rescan)
-    foundation = Foundation(paths, clock, journal, bus, leaving, rescans, lock)
-    return Host(foundation, bus, leaving, BackgroundTasks(bus, leaving), Worker("daemon"), systemd, lock)

@@ -1,6 +1,10 @@
 """A status shows one moment: what podwatch did since the last look corrects that look."""
 
-from podwatch.app.corrected_snapshot import Watched, of_a_run_that_ends, of_this_trainer, present
+from types import SimpleNamespace
+from typing import Any, cast
+
+from podwatch.app.findings import of_a_run_that_ends, of_this_trainer
+from podwatch.app.observe import corrected
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.process import ProcessIdentity
 from podwatch.domain.snapshot import (
@@ -13,10 +17,21 @@ from podwatch.domain.snapshot import (
     observed,
     unobserved,
 )
+from podwatch.recovery.state import RecoveryState
 
 NOW, WALL = 1000.0, 5000.0
 OLD = TrainerSample(start_id="old", supervision=Supervision.SUPERVISED, alive=True, started_at=NOW - 100)
-ATTACHED = Watched("attach-7-1", Supervision.ATTACH, ProcessIdentity(7, 1), WALL - 9.0)
+
+
+def watching(start_id: str, launcher: ProcessIdentity, seconds: float, *, adopted: bool = False) -> RecoveryState:
+    """Recovery watches this trainer, started so many seconds ago."""
+    supervision = Supervision.ATTACH if start_id.startswith("attach") else Supervision.SUPERVISED
+    handle = SimpleNamespace(start_id=start_id, supervision=supervision, launcher=launcher, started_wall=WALL - seconds)
+    return RecoveryState(handle=cast(Any, handle), adopted=adopted)
+
+
+LAUNCHER = ProcessIdentity(7, 1)
+ATTACHED, NONE = watching("attach-7-1", LAUNCHER, 9.0), RecoveryState()
 
 
 def look(trainer: TrainerSample | None) -> Snapshot:
@@ -27,17 +42,17 @@ def look(trainer: TrainerSample | None) -> Snapshot:
 
 def test_a_trainer_that_podwatch_has_just_attached_to_lives_and_has_made_none_of_the_old_steps() -> None:
     for before in (OLD, TrainerSample(), None):
-        now, changed = present(look(before), ATTACHED, now=NOW, wall=WALL)
+        now, changed = corrected(look(before), ATTACHED, now=NOW, wall=WALL)
         trainer = now.trainer.value
         assert changed
         assert trainer is not None
         assert (trainer.alive, trainer.supervision, trainer.started_at) == (True, Supervision.ATTACH, NOW - 9.0)
-        assert trainer.launcher == ATTACHED.launcher
+        assert trainer.launcher == LAUNCHER
         assert now.newest_step is None
 
 
 def test_a_trainer_that_podwatch_has_stopped_since_does_not_run() -> None:
-    now, changed = present(look(OLD), None, now=NOW, wall=WALL)
+    now, changed = corrected(look(OLD), NONE, now=NOW, wall=WALL)
     assert changed
     assert now.trainer.value is not None
     assert not now.trainer.value.alive
@@ -46,17 +61,17 @@ def test_a_trainer_that_podwatch_has_stopped_since_does_not_run() -> None:
 
 
 def test_a_look_at_the_trainer_that_is_watched_stays_as_it_is() -> None:
-    same = Watched("old", Supervision.SUPERVISED, ProcessIdentity(1, 1), WALL - 100)
-    for before, watched in ((OLD, same), (TrainerSample(), None), (None, None)):
+    same = watching("old", ProcessIdentity(1, 1), 100)
+    for before, watched in ((OLD, same), (TrainerSample(), NONE), (None, NONE)):
         seen = look(before)
-        assert present(seen, watched, now=NOW, wall=WALL) == (seen, False)
+        assert corrected(seen, watched, now=NOW, wall=WALL) == (seen, False)
 
 
 def test_what_cannot_be_observed_is_not_made_up() -> None:
     blind = Snapshot(at=NOW, wall=WALL, trainer=unobserved(SensorState.BLIND, NOW, "not looked for 12 s"))
-    assert present(blind, ATTACHED, now=NOW, wall=WALL) == (blind, False)
-    found = Watched("old", Supervision.SUPERVISED, ProcessIdentity(1, 1), WALL - 100, adopted=True)  # it may have ended
-    now, _ = present(look(None), found, now=NOW, wall=WALL)
+    assert corrected(blind, ATTACHED, now=NOW, wall=WALL) == (blind, False)
+    found = watching("old", ProcessIdentity(1, 1), 100, adopted=True)  # it may have ended
+    now, _ = corrected(look(None), found, now=NOW, wall=WALL)
     assert now.trainer.state is SensorState.PENDING
     assert now.trainer.value is None
 

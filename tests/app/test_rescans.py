@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from podwatch.app.checkpoint_loop import KEPT, Announced, CheckpointLoop, Rescans
+from podwatch.app.rescans import KEPT, Announced, Rescans
 from podwatch.checkpoints.known_checkpoints import Catalogue
 from podwatch.checkpoints.shapes import Site
 from podwatch.checkpoints.trainer import all_trainers
@@ -20,42 +20,26 @@ from tests.support.layout_makers import run
 from tests.support.layout_makers.core import TRACKER, verl_fsdp
 
 
-class Nothing:
-    """Nothing to watch, and nothing to remove."""
-
-    def refresh(self) -> None: ...
-
-    def look(self) -> None: ...
-
-
 async def test_the_trainers_own_pins_are_read_with_every_look(tmp_path: Path) -> None:
     run(verl_fsdp(tmp_path, 10))
     layout, clock, worker = layout_of(all_trainers()["verl"], Site(tmp_path)), SystemClock(), Worker("looks")
     refuse, refreshed = False, list[str]()
 
-    class Watching(Nothing):
+    class Watching:
         def refresh(self) -> None:
             refreshed.append(threading.current_thread().name)
             if refuse:
                 raise PermissionError(13, "Permission denied")
 
-    rescans = Rescans(10.0)
-    guarding = CheckpointLoop(
-        Catalogue(layout, clock, settle=0.0, settle_weak=0.0),
-        worker,
-        clock,
-        rescans,
-        lambda _event: None,
-        Announced(),
-        watcher=Watching(),  # type: ignore[arg-type]
-        pruner=Nothing(),  # type: ignore[arg-type]
-    )
+    catalogue = Catalogue(layout, clock, settle=0.0, settle_weak=0.0)
+    rescans = Rescans(catalogue, worker, clock, lambda _event: None, Announced(), seconds=10.0)
+    rescans.watcher = Watching()  # type: ignore[assignment]
     try:
-        assert [s.step for s in await guarding.look()] == [10]
+        assert [s.step for s in await rescans.rescan()] == [10]
         assert rescans.named == {10: f"named by {TRACKER}"}
         assert refreshed == ["podwatch-looks"], "never on the loop: the trainer's disk may hang"
         refuse = True
-        await guarding.look()
+        await rescans.rescan()
         assert "Permission denied" in rescans.blind
         assert rescans.named == {10: f"named by {TRACKER}"}
     finally:
@@ -70,6 +54,9 @@ class Shelf:
     def __init__(self) -> None:
         self.sets: tuple[CheckpointSet, ...] = ()
         self.layout = layout_of(all_trainers()["verl"], Site(Path("/nowhere")))
+
+    def watch_dirs(self) -> tuple[Path, ...]:
+        return ()
 
     def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:
         return self.sets
@@ -91,26 +78,32 @@ class Podwatches:
 
     def start(self) -> Callable[..., Awaitable[list[str]]]:
         """A new podwatch; the call lets it look at these sets, and returns what it announces."""
-        guarding = CheckpointLoop(
+        rescans = Rescans(
             self.shelf,  # type: ignore[arg-type]
             self.worker,
             SystemClock(),
-            Rescans(10.0),
             self.told.append,
-            Announced(self.journal, self.keep),
-            watcher=Nothing(),  # type: ignore[arg-type]
-            pruner=Nothing(),  # type: ignore[arg-type]
+            Announced(self),  # type: ignore[arg-type]
+            seconds=10.0,
         )
 
         async def look(*sets: CheckpointSet) -> list[str]:
             self.told.clear()
             self.shelf.sets = sets
-            await guarding.look()
+            await rescans.rescan()
             return [f"{event.name} {event.fields['step']}" for event in self.told]
 
         return look
 
-    def keep(self, known: dict[str, object]) -> None:
+    @property
+    def sync(self) -> "Podwatches":
+        """Stands for the journal."""
+        return self
+
+    def learned(self, _key: str) -> object:
+        return self.journal
+
+    def post(self, _learn: object, _key: str, known: object) -> None:
         self.journal = json.loads(json.dumps(known))
 
 
@@ -156,8 +149,7 @@ async def test_what_the_journal_keeps_is_bounded_and_a_strange_journal_is_no_pro
     assert isinstance(pods.journal, dict)
     steps = [key for key in pods.journal if key.isdecimal()]
     assert (len(steps), str(KEPT + 4) in steps, "0" in steps) == (KEPT, True, False)
-    bad = {"floor": {"step": "x", "wall": None}}
-    several: tuple[object, ...] = ([], "x", {"a": 1, "-1": "x", "10": 7}, {"floor": 7}, bad)
+    several: tuple[object, ...] = ([], "x", {"a": 1, "-1": "x", "10": 7})
     for strange in several:
         pods.journal = strange
         assert await pods.start()(a_set(10)) == ["checkpoint-complete 10"]
@@ -217,29 +209,6 @@ async def test_a_checkpoint_below_those_kept_that_is_restored_is_reported() -> N
     await look(*MANY)
     assert await look(*MANY[1:]) == ["checkpoint-gone 0"]
     assert await look(*MANY) == ["checkpoint-complete 0"]
-
-
-async def test_damage_below_those_kept_is_reported_once() -> None:
-    pods = Podwatches()
-    await pods.start()(*MANY)
-    broken = (a_set(0, completeness=Completeness.DAMAGED), *MANY[1:])
-    assert await pods.start()(*broken) == ["checkpoint-damaged 0"], "while no podwatch ran"
-    look = pods.start()
-    assert await look(*broken) == []
-    assert await look(*MANY) == ["checkpoint-complete 0"], "whole again"
-
-
-async def test_a_full_journal_of_a_version_without_a_floor_reports_nothing_again() -> None:
-    pods = Podwatches()
-    pods.journal = {str(found.step): found.save_id for found in MANY[-KEPT:]}
-    look = pods.start()
-    await look(*writing(MANY))
-    assert await look(*MANY) == []
-    new = a_set(KEPT + 50)
-    assert await look(*MANY, new) == [f"checkpoint-complete {new.step}"]
-    look = pods.start()
-    await look(*writing(MANY))
-    assert await look(*MANY, new) == []
 
 
 async def test_what_is_left_of_a_deleted_checkpoint_is_reported_as_gone_once_over_restarts() -> None:
