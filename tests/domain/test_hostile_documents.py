@@ -32,7 +32,7 @@ from podwatch.store.documents import (
     SaveIntent,
     SaveManifest,
 )
-from podwatch.store.runs.reading import ArchiveRecord
+from podwatch.store.runs.read import ArchiveRecord
 from podwatch.store.runs.start_record import LeftOut, StartFile, StoredStart
 from tests.report import views
 

@@ -13,7 +13,7 @@ from podwatch.cli.runs_check import store_option
 from podwatch.domain.times import ago, amount, rfc3339, size, span
 
 if TYPE_CHECKING:
-    from podwatch.store.runs.read import StoredRun
+    from podwatch.store.runs.read import RunInStore
     from podwatch.store.runs.summary import RunSummary, StartedWith
 
 _LABEL = 10
@@ -69,7 +69,7 @@ def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> Non
         click.echo("no difference in what the store holds of both", err=True)
 
 
-def _read(where: Where, store_url: str, run_id: str) -> "StoredRun":
+def _read(where: Where, store_url: str, run_id: str) -> "RunInStore":
     from podwatch.store.keys import RunKeys
     from podwatch.store.runs.read import read_run
 
@@ -85,14 +85,14 @@ def clean_line(text: str) -> str:
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
-def _lines(run: "StoredRun", now: float) -> Iterator[str]:
+def _lines(run: "RunInStore", now: float) -> Iterator[str]:
     for label, text in _rows(run, now):
         yield f"{label:<{_LABEL}}{clean(text)}"
 
 
-def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
-    summary = run.summary
-    yield "run", summary.run_id + (f" ({run.layout})" if run.layout else "")
+def _rows(run: "RunInStore", now: float) -> Iterator[tuple[str, str]]:
+    summary, pointer = run.summary, run.newest.pointer
+    yield "run", summary.run_id + (f" ({run.newest.layout})" if run.newest.layout else "")
     written = run.active.written_wall
     beat = "no heartbeat" if written is None else f"last heartbeat {ago(max(0.0, now - written))}"
     yield "outcome", f"{summary.outcome or 'none yet'} ({beat})" + (f": {summary.reason}" if summary.reason else "")
@@ -102,9 +102,9 @@ def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
     if summary.host:
         where = f" ({summary.instance.provider} {summary.instance.id})" if summary.instance.provider else ""
         yield "last pod", summary.host + where
-    newest = "no checkpoint" if run.newest_step is None else f"newest: step {run.newest_step}"
-    yield "stored", f"{newest}; {len(run.steps)} steps, {size(run.listing.size_bytes)} in all"
-    yield from (("wandb", f"{name} {identity}") for name, identity in sorted(run.wandb.items()))
+    newest = "no checkpoint" if run.newest.step is None else f"newest: step {run.newest.step}"
+    yield "stored", f"{newest}; {len(run.listing.steps)} steps, {size(run.listing.size_bytes)} in all"
+    yield from (("wandb", f"{name} {identity}") for name, identity in sorted(pointer.wandb.items() if pointer else ()))
     if run.texts.command:
         yield "command", shlex.join(run.texts.command)
     yield from (("file", f"{path} ({size(len(text.encode()))})") for path, text in run.texts.files.items())
@@ -154,20 +154,20 @@ def summary_document(summary: "RunSummary") -> dict[str, Any]:
     }
 
 
-def run_document(run: "StoredRun", *, texts: bool) -> dict[str, Any]:
+def run_document(run: "RunInStore", *, texts: bool) -> dict[str, Any]:
     """``texts``: with the stored files."""
-    summary = run.summary
+    summary, pointer = run.summary, run.newest.pointer
     return {
         "run_id": summary.run_id,
         "outcome": summary.outcome or None,
         "reason": summary.reason,
         "heartbeat_at": rfc3339(run.active.written_wall),
         "host": summary.host,
-        "layout": run.layout,
-        "lineage": run.lineage,
-        "wandb": dict(run.wandb),
-        "newest_step": run.newest_step,
-        "stored_steps": list(run.steps),
+        "layout": run.newest.layout,
+        "lineage": "" if pointer is None else pointer.lineage,
+        "wandb": {} if pointer is None else dict(pointer.wandb),
+        "newest_step": run.newest.step,
+        "stored_steps": list(run.listing.steps),
         "size_bytes": run.listing.size_bytes,
         **summary_document(summary),
         **texts_document(run.texts, contents=texts),
