@@ -20,10 +20,10 @@ from podwatch.store.inventory import take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import StoreOutage, StoreRefused
+from podwatch.store.runs.difference import difference
 from podwatch.store.runs.judge import Level, Limits, judge
 from podwatch.store.runs.read import list_runs, read_newest, read_run, read_run_to_check, run_ids
 from podwatch.store.runs.start import RunStart, start_evidence
-from podwatch.store.runs.summary import difference
 from podwatch.store.verdict import read_verdict, write_verdict
 from tests.store.test_run_summary import BEAT
 from tests.support.memory_objects import MemoryItem, MemoryObjects
@@ -66,12 +66,12 @@ def test_a_record_a_difference_and_the_list(store: Objects, team: str, tmp_path:
     found = read_run(store, a, time.time())
     assert (found.newest.step, found.listing.steps, found.newest.layout) == (20, (10, 20), "custom")
     assert run_document(found, texts=False)["lineage"] == "line"
-    assert (found.summary.outcome, found.summary.cost, found.texts.command) == (
+    assert (found.said.outcome, found.account.money.so_far, found.texts.command) == (
         "finished", 8.47, ("python", "train.py"),
     )  # fmt: skip
-    assert found.summary.started_wall is not None
-    assert abs(found.summary.started_wall - time.time()) < 3600
-    assert ("goodput", "98 %, 1 failure cost 60 s") in list(_spent(found.summary))
+    assert found.started_wall is not None
+    assert abs(found.started_wall - time.time()) < 3600
+    assert ("goodput", "98 %, 1 failure cost 60 s") in list(_spent(found))
     assert any(one["text"] == "lr = 1e-5\n" for one in run_document(found, texts=True)["files"])
     lines = difference("one", found.texts, "two", read_run(store, b, time.time()).texts)
     assert {"-lr = 1e-5", "+lr = 3e-5"} <= set(lines)
@@ -88,7 +88,7 @@ def test_a_run_that_is_not_there_and_one_without_a_configuration(store: Objects,
     past_run(store, RunKeys("bare", team), 10)
     found = read_run(store, RunKeys("bare", team), time.time())
     assert "no configuration is stored" in found.texts.problems[0]
-    assert (found.summary.outcome, found.last) == ("", None)
+    assert (found.said.outcome, found.last) == ("", None)
 
 
 def test_what_podwatch_did_not_write_is_named_and_not_shown(store: Objects, team: str, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_what_podwatch_did_not_write_is_named_and_not_shown(store: Objects, team
     store.put(f"{keys.evidence('config')}bootstrap.json", b'{"kind": "evil"}')
     store.put(keys.verdict, b"{")
     found = read_run(store, keys, time.time())
-    assert (found.summary.outcome, found.last) == ("", None)
+    assert (found.said.outcome, found.last) == ("", None)
     assert "not usable" in found.texts.problems[0]
 
 

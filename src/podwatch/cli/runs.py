@@ -77,8 +77,8 @@ def _life(run: "RunInStore", now: float) -> str:
         return "none" if run.active.seconds is None else f"claimed {ago(run.active.seconds)}"
     last = run.active.said
     where = f"{last.instance.provider} {last.instance.id}" if last.instance.provider else ""
-    spent = run.summary
-    cost = amount(spent.cost, spent.currency) if spent.cost is not None else ""
+    money = run.account.money
+    cost = amount(money.so_far, money.currency) if money.so_far is not None else ""
     said = (
         ago(max(0.0, now - run.active.written_wall)),
         clean(last.outcome or last.left_as),
@@ -103,7 +103,7 @@ def _run_document(run: "RunInStore") -> dict[str, Any]:
         "archived": run.archived_wall is not None,
         "archived_at": rfc3339(run.archived_wall),
         "problem": run.newest.problem,
-        "record": None if run.active.beat is None else summary_document(run.summary),
+        "record": None if run.active.beat is None else summary_document(run),
     }
 
 

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from podwatch.domain.account_document import AccountTotals
 from podwatch.domain.document import At, Document, Label, RunId
 from podwatch.domain.earlier_attempts import LastEnd
 from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
@@ -22,8 +23,8 @@ from podwatch.store.keys import MANIFEST, Kind, ObjectName, RunKeys
 from podwatch.store.objects.base import ObjectInfo, Objects
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreRefused
 from podwatch.store.pointers import PointerSeen, claimed_generations, list_pointers, rank_pointers, read_pointers
+from podwatch.store.runs.difference import StartedWith
 from podwatch.store.runs.start import fetch_start
-from podwatch.store.runs.summary import RunSummary, StartedWith, summarize
 from podwatch.store.verdict import read_verdict
 
 ALIVE_SECONDS = 900.0
@@ -31,6 +32,8 @@ ALIVE_SECONDS = 900.0
 FRESH_SECONDS = 180.0
 """A heartbeat that is younger answers by itself who holds the run; older than that, claims are listed, too: a billed
 call."""
+ENDED = frozenset({"finished", "stopped", "gave-up", "failed", "refused", "blocked", "bad-host"})
+"""Outcomes after which the run does not continue on its own. One that was preempted continues elsewhere."""
 _MOST_RUNS = 10_000
 
 
@@ -299,10 +302,41 @@ class RunInStore:
     last: LastEnd | None = None
 
     @property
-    def summary(self) -> RunSummary:
-        """By its last heartbeat."""
-        began, written = self.listing.oldest_wall, self.active.written_wall
-        return summarize(self.run_id, self.active.said, began_wall=began, written_wall=written)
+    def said(self) -> Heartbeat:
+        """The last heartbeat: what the run says of itself."""
+        return self.active.said
+
+    @property
+    def account(self) -> AccountTotals:
+        """Figures without their times are no totals."""
+        found = self.said.account
+        return AccountTotals() if found is None or found.since is None else found
+
+    @property
+    def ended(self) -> bool:
+        return self.said.outcome in ENDED
+
+    @property
+    def started_wall(self) -> float | None:
+        """By the oldest time that the store shows, or an account that begins earlier."""
+        return min((at for at in (self.listing.oldest_wall, self.account.since) if at is not None), default=None)
+
+    @property
+    def ended_wall(self) -> float | None:
+        """When the last step was made, by the store's clock."""
+        written, said, last = self.active.written_wall, self.said.written_wall, self.said.step_wall
+        return written if written is None or said is None or last is None else written - max(0.0, said - last)
+
+    @property
+    def duration(self) -> float | None:
+        if self.started_wall is None or self.ended_wall is None or self.ended_wall < self.started_wall:
+            return None
+        return self.ended_wall - self.started_wall
+
+    @property
+    def step(self) -> int | None:
+        """Where the last start made none, the run has at least what is stored."""
+        return self.said.last_stored_step if self.said.step is None else self.said.step
 
 
 def list_runs(store: Objects, prefix: str, own_run: str, wall: float) -> tuple[tuple[RunInStore, ...], str]:
