@@ -62,7 +62,7 @@ def test_a_save_whose_publication_was_interrupted_gets_its_pointer() -> None:
     run, new = RunState("run", starts=guarded("old")), stored(50, "old")
     ahead = OLD.with_save(new)
     assert pointer_due(ahead, run, new) == PointerDue(new, interrupted=True)
-    assert pointer_due(ahead, run, stored(40, "old")) is None, "an older one"
+    assert pointer_due(ahead, run, stored(30, "old")) is None, "an older one, which no pointer names any more"
     assert pointer_due(ahead, run, replace(new, seq=0)) is None, "it was stored without becoming the newest"
     assert pointer_due(ahead, run, replace(new, lineage="other")) is None
     assert pointer_due(OLD, run, stored(40, "old")) is None, "a pointer names it"
