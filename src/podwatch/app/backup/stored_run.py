@@ -23,7 +23,7 @@ from podwatch.store.keys import EXPORTS, PINNED
 from podwatch.store.lease import Lease
 from podwatch.store.objects.base import Objects
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, Publisher
-from podwatch.store.remove import Removed, Remover
+from podwatch.store.remove import Removed, SaveRemover
 from podwatch.store.retention import RetentionPlan, RetentionRules, milestones, named_lately, plan
 from podwatch.system.clock import Clock
 
@@ -246,6 +246,6 @@ class StoredRun:
         wanted = self.plan_of(inventory, live)
         if not (wanted.deleted or wanted.unfinished or wanted.pointers or wanted.tmp):
             return Removed(warning=wanted.blocked)
-        removed = Remover(store, self._keys, self._lease, self._clock).carry_out(wanted, inventory)
+        removed = SaveRemover(store, self._keys, self._lease, self._clock).carry_out(wanted, inventory)
         self.inventory = inventory.without({(step, save_id) for step, save_id, _ in removed.saves})
         return removed

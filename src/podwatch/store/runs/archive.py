@@ -15,7 +15,7 @@ from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import Inventory, take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
-from podwatch.store.remove import Remover
+from podwatch.store.remove import SaveRemover
 from podwatch.store.retention import RetentionPlan, RetentionRules, plan
 from podwatch.store.runs.read import ArchiveRecord, read_activity, record_key, store_time
 from podwatch.system.clock import Clock
@@ -95,7 +95,7 @@ class Archiver:
     def carry_out(self, found: ArchivePlan) -> None:
         """Delete it. Raises Busy where a podwatch became active on the run, or its pointer moved, RemoteError. A later
         archive continues an interrupted one."""
-        removed = Remover(self.store, self.keys, self, self.clock).carry_out(found.retention, found.inventory)
+        removed = SaveRemover(self.store, self.keys, self, self.clock).carry_out(found.retention, found.inventory)
         if removed.warning:
             raise HostError(f"not everything was deleted: {removed.warning}", where=self._where)
         if len(removed.saves) < len(found.retention.deleted) + len(found.retention.unfinished):
