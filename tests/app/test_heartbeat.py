@@ -16,7 +16,8 @@ from podwatch.domain.snapshot import Desired
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.recovery.state import Phase
 from podwatch.report.daemon_view import DaemonView
-from podwatch.store.runs.judge import Limits, RunEvidence, judge
+from podwatch.store.runs.judge import Limits, judge
+from podwatch.store.runs.read import Activity, RunInStore
 from tests.report import views
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schema/heartbeat.schema.json").read_text())
@@ -93,7 +94,9 @@ def test_runs_check_names_the_job_and_the_outcome() -> None:
     read = document(ended(Phase.GAVE_UP, Desired.RUNNING), HolderState.RELEASED)
     beat = Beat(Heartbeat.from_json(read), age=30.0)
     assert (beat.said.outcome, beat.said.instance) == ("gave-up", POD.instance)
-    line = judge(RunEvidence("run", beat=beat), Limits()).summary
+    line = judge(RunInStore("run", Activity(0.0, beat)), Limits()).summary
     assert "pod pod-1 (slurm 77, attempt 2) gave up 30 s ago" in line
     old = Beat(Heartbeat(state="released", host="pod-9"), age=30.0)
-    assert "pod pod-9 gave up or ended without training" in judge(RunEvidence("run", beat=old), Limits()).summary
+    assert (
+        "pod pod-9 gave up or ended without training" in judge(RunInStore("run", Activity(0.0, old)), Limits()).summary
+    )

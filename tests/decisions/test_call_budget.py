@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from podwatch.store.budget import FREE_CALLS, RESERVED_CALLS, CallBudget
 from podwatch.store.inventory import DocumentCache, take_inventory
-from podwatch.store.remove import Remover
+from podwatch.store.remove import SaveRemover
 from podwatch.store.retention import RetentionRules, plan
 from tests.support.memory_objects import (
     AUTHOR,
@@ -48,7 +48,7 @@ def test_a_day_with_a_save_every_35_minutes_stays_within_the_free_calls() -> Non
             names = sum(TENFOLD if "/w/" in key else 1 for key in store.data)
             if day and budget.allows(3 * names, store.wall):
                 inventory = take_inventory(store, KEYS, cache)
-                Remover(store, KEYS, AlwaysHolds(), AlwaysHolds()).carry_out(plan(inventory, rules), inventory)
+                SaveRemover(store, KEYS, AlwaysHolds(), AlwaysHolds()).carry_out(plan(inventory, rules), inventory)
                 retained += 1
             budget.count("main", store.calls, store.wall)
         if day:

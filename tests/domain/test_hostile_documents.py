@@ -15,7 +15,6 @@ from podwatch.domain.document import Document
 from podwatch.domain.earlier_attempts import BadHost, Host, LastEnd, OpenAttempt, RunVerdict, Suspect
 from podwatch.domain.engine_and_attempt import Instance
 from podwatch.domain.errors import IntegrityError
-from podwatch.domain.facts import Tally, UploadOutcome
 from podwatch.domain.lease import (
     ClaimDocument,
     Control,
@@ -32,7 +31,7 @@ from podwatch.store.documents import (
     SaveIntent,
     SaveManifest,
 )
-from podwatch.store.runs.reading import ArchiveRecord
+from podwatch.store.runs.read import ArchiveRecord
 from podwatch.store.runs.start_record import LeftOut, StartFile, StoredStart
 from tests.report import views
 
@@ -70,7 +69,6 @@ SAMPLES: list[Document] = [
     ControllerClaim("run", "controller", "host", 3, 1.0),
     ControllerRecords("run", "tag", "controller", 1.0, (MACHINE,)),
     Status.from_json(build_status(views.after_recovery())),
-    Tally((UploadOutcome.STORED,), 1.0, 2.0),
     CheckpointRecord(40, "save", "hf", "boot", (RecordedFile("part", "a", 9, 1),), 1.0, {"part": 9}, 3),
     Moment(1.0, "running", True, ((0, 1, 2),), (1, 2), 3, 40, 1.0, 0.5, -0.5),
 ]  # fmt: skip

@@ -31,7 +31,6 @@ from podwatch.journal.journal import Journal
 from podwatch.recovery import quarantine
 from podwatch.recovery.run_file import RunFile
 from podwatch.store.restore import staging
-from podwatch.store.restore.place import Placing
 from podwatch.store.restore.staging import StagingArea
 from podwatch.store.transfer.send import SourceForeign
 from podwatch.system.clock import SystemClock
@@ -233,8 +232,7 @@ def _restore(step: int, to: str = "", below: str = "checkpoints") -> Callable[[G
             (part,) = area.prepare({"checkpoint": target}, frozenset())
             area.tree.make(part.path)
             area.tree.write(part.path / "model.bin", b"restored", 0o644)
-            Placing(guard.workspace, area.tree, step, "line", in_place=not to).put(part)
-            area.clean()
+            area.place(step, "line")
 
     return act
 

@@ -9,7 +9,7 @@ from podwatch.store.documents import RunPointer
 from podwatch.store.inventory import take_inventory
 from podwatch.store.lease import Lease
 from podwatch.store.publish import LeaseLost, Publisher
-from podwatch.store.remove import Remover
+from podwatch.store.remove import SaveRemover
 from podwatch.store.retention import RetentionRules, plan
 from tests.support.memory_objects import AUTHOR, KEYS, MemoryObjects, intent_of, send
 
@@ -101,6 +101,6 @@ def test_retention_goes_on_beside_it(world: World) -> None:
     inventory = take_inventory(world.store, KEYS)
     wanted = plan(inventory, RetentionRules(keep_last=2, keep_every=0), named=())
     assert [verdict.save.step for verdict in wanted.deleted] == [1, 2, 3]
-    removed = Remover(world.store, KEYS, world.lease, world.pod).carry_out(wanted, inventory)
+    removed = SaveRemover(world.store, KEYS, world.lease, world.pod).carry_out(wanted, inventory)
     assert [step for step, _, _ in removed.saves] == [1, 2, 3]
     assert forged in world.store.data

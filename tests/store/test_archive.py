@@ -13,8 +13,7 @@ from podwatch.store.objects.base import Checked
 from podwatch.store.objects.errors import StoreRefused
 from podwatch.store.runs.archive import ArchiveKeep, Archiver
 from podwatch.store.runs.judge import Level, Limits, judge
-from podwatch.store.runs.read import read_run_evidence
-from podwatch.store.runs.reading import record_key
+from podwatch.store.runs.read import read_run_to_check, record_key
 from tests.support.memory_objects import MemoryObjects
 from tests.support.stored_runs import past_run, publisher_of, put_beat
 
@@ -234,13 +233,14 @@ def test_a_key_that_cannot_delete(world: World) -> None:
 def test_an_archived_run_is_well_until_a_pod_continues_it(world: World) -> None:
     put_beat(world.store, KEYS, state="released", desired="running", outcome="gave-up")
     world.store.wall += DAY
-    assert judge(read_run_evidence(world.store, KEYS, world.store.wall), Limits()).level is Level.CRITICAL
+    assert judge(read_run_to_check(world.store, KEYS, world.store.wall), Limits()).level is Level.CRITICAL
     world.archive()
-    evidence = read_run_evidence(world.store, KEYS, world.store.wall)
-    assert (evidence.archived, judge(evidence, Limits()).level) == (True, Level.OK)
+    evidence = read_run_to_check(world.store, KEYS, world.store.wall)
+    assert evidence.archived_wall is not None
+    assert judge(evidence, Limits()).level is Level.OK
     world.store.wall += 60
     put_beat(world.store, KEYS, state="released", desired="running")
-    assert not read_run_evidence(world.store, KEYS, world.store.wall).archived
+    assert read_run_to_check(world.store, KEYS, world.store.wall).archived_wall is None
 
 
 def test_a_confirmation_looks_at_the_store(world: World) -> None:

@@ -11,7 +11,7 @@ from podwatch.store.inventory import Inventory, take_inventory
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import LeaseUnsettled, StoreOutage, StoreRefused
 from podwatch.store.publish import LeaseLost
-from podwatch.store.remove import Removed, Remover
+from podwatch.store.remove import Removed, SaveRemover
 from podwatch.store.retention import RetentionPlan, RetentionRules, plan
 from tests.support.memory_objects import AUTHOR, KEYS, AlwaysHolds, MemoryObjects, intent_of, publisher, send
 
@@ -45,7 +45,7 @@ class World:
         self.publisher.publish(*send(self.store, intent_of(step, f"s{step}")), AUTHOR)
 
     def carry_out(self, wanted: RetentionPlan | None = None, inventory: Inventory | None = None) -> Removed:
-        remover = Remover(self.store, KEYS, self.lease, self.lease)
+        remover = SaveRemover(self.store, KEYS, self.lease, self.lease)
         return remover.carry_out(wanted or self.plan, inventory or self.inventory)
 
     def names(self, step: int, save_id: str) -> list[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from podwatch.store.objects.s3 import S3Access
 from podwatch.store.restore import inspect_staged as inspection
 from podwatch.store.restore.inspect_staged import NotInspected, StagedDamaged
 from podwatch.store.restore.restore import Restorer, StoreOfRun
+from podwatch.store.restore.staging import StagedPart, StagingArea
 from podwatch.store.transfer.job import TransferJob
 from podwatch.store.transfer.start import Message, Transfer
 from tests.store.restore_world import RestorePod, RestoreWorld, in_directory, swap
@@ -142,6 +144,7 @@ def test_bytes_that_differ_are_never_placed(world: RestoreWorld, ending: str) ->
     with pytest.raises(RemoteError, match="does not match its recorded hash"):
         pod.restorer().fetch(10)
     assert not pod.step(10).exists()
+    assert pod.left_in_staging() == [], "what is damaged takes no room"
 
 
 def test_an_object_that_is_missing(world: RestoreWorld) -> None:
@@ -364,12 +367,35 @@ def test_killed_while_it_is_put_in_place(where: str, tmp_path: Path) -> None:
     assert pod.left_in_staging() == []
 
 
+@pytest.mark.parametrize("last", ["trainer", "orchestrator"])
+def test_the_part_that_was_written_last_is_placed_last(
+    last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save's end is written last: what is killed in between looks like a save that was not finished."""
+    world = in_directory(tmp_path)
+    world.shelf.layout = "prime-rl"
+    source = RestorePod(tmp_path / "first", world.store, {"layout": "prime-rl"})
+    write_prime_rl_step(source.output, 10, "B")
+    for path in source.step(10).rglob("*"):
+        os.utime(path, (2e9, 2e9) if last in path.parts else (1e9, 1e9))
+    world.shelf.save(10, {part: source.step(10) / part for part in ("trainer", "orchestrator")})
+    placed: list[str] = []
+    real = StagingArea._place_part
+
+    def place(self: StagingArea, part: StagedPart, step: int, lineage: str) -> None:
+        placed.append(part.part)
+        real(self, part, step, lineage)
+
+    monkeypatch.setattr(StagingArea, "_place_part", place)
+    world.pod(trainer={"layout": "prime-rl"}).restorer().fetch()
+    assert (len(placed), placed[-1]) == (2, last)
+
+
 def _die(where: str) -> None:
     """This process is killed at that moment."""
     from podwatch.checkpoints.records import RecordFiles
-    from podwatch.store.restore.place import Placing
 
-    count, put, write = [0], Placing.put, RecordFiles.write
+    count, put, write = [0], StagingArea._place_part, RecordFiles.write
 
     def writing(self: RecordFiles, record: object) -> None:
         if where == "before its record":
@@ -378,13 +404,13 @@ def _die(where: str) -> None:
         if where == "after its record":
             os.kill(os.getpid(), 9)
 
-    def putting(self: Placing, part: object) -> None:
+    def putting(self: StagingArea, part: StagedPart, *of: Any) -> None:
         count[0] += 1
         if count[0] == 2:
             os.kill(os.getpid(), 9)
-        put(self, part)  # type: ignore[arg-type]
+        put(self, part, *of)
 
-    Placing.put, RecordFiles.write = putting, writing  # type: ignore[method-assign, assignment]
+    StagingArea._place_part, RecordFiles.write = putting, writing  # type: ignore[method-assign, assignment]
 
 
 # -- exports ---------------------------------------------------------------------------------------------------------

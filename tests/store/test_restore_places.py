@@ -12,8 +12,7 @@ import pytest
 from podwatch.domain.errors import HostError, RemoteError
 from podwatch.recovery import quarantine
 from podwatch.store.restore import restore as restoring
-from podwatch.store.restore.place import Placing
-from podwatch.store.restore.staging import StagedPart
+from podwatch.store.restore.staging import StagedPart, StagingArea
 from podwatch.system.open_by_descriptor import RootReplaced
 from podwatch.system.own_directories import Workspace
 from tests.store.restore_world import RestorePod, RestoreWorld, in_directory
@@ -75,15 +74,15 @@ def test_while_it_is_built_nobody_else_can_enter(
     pod: RestorePod, monkeypatch: pytest.MonkeyPatch, world: RestoreWorld
 ) -> None:
     seen: list[tuple[int, int]] = []
-    real = Placing.put
+    real = StagingArea._place_part
 
-    def put(self: Placing, part: StagedPart) -> None:
+    def put(self: StagingArea, part: StagedPart, step: int, lineage: str) -> None:
         for path in (part.staging, part.staging.parent):
             status = path.stat()
             seen.append((stat.S_IMODE(status.st_mode), status.st_uid))
-        real(self, part)
+        real(self, part, step, lineage)
 
-    monkeypatch.setattr(Placing, "put", put)
+    monkeypatch.setattr(StagingArea, "_place_part", put)
     pod.restorer().fetch()
     assert seen == [(0o700, T)] * 2
     assert stat.S_IMODE(pod.step(10).stat().st_mode) == 0o755, "in its place it is as the trainer makes one"

@@ -12,7 +12,7 @@ from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import DocumentCache, take_inventory
 from podwatch.store.objects.base import Objects
 from podwatch.store.publish import LeaseLost, LeaseUnsettled, PiecesMissing
-from podwatch.store.remove import Remover
+from podwatch.store.remove import SaveRemover
 from podwatch.store.retention import RetentionRules, plan
 from tests.support.memory_objects import AUTHOR, KEYS, AlwaysHolds, MemoryObjects, intent_of, publisher, send
 
@@ -35,7 +35,7 @@ def stored(store: MemoryObjects, *steps: int) -> None:
 def retain(store: MemoryObjects, rules: RetentionRules = RULES) -> list[tuple[int, str]]:
     store.put(KEYS.heartbeat, b"{}")  # shows the store's time
     inventory = take_inventory(store, KEYS)
-    removed = Remover(store, KEYS, AlwaysHolds(), AlwaysHolds()).carry_out(plan(inventory, rules), inventory)
+    removed = SaveRemover(store, KEYS, AlwaysHolds(), AlwaysHolds()).carry_out(plan(inventory, rules), inventory)
     return [(step, save_id) for step, save_id, _ in removed.saves]
 
 
@@ -143,11 +143,11 @@ def test_a_deletion_that_was_frozen_goes_on_with_a_new_confirmation_or_not_at_al
 
     store.before = freeze
     with pytest.raises(LeaseLost):
-        Remover(store, KEYS, Lease(), holds).carry_out(plan(inventory, RULES), inventory)
+        SaveRemover(store, KEYS, Lease(), holds).carry_out(plan(inventory, RULES), inventory)
     there = [key for key in store.data if key.startswith(KEYS.save(1, "s1"))]
     assert KEYS.save(1, "s1") + "w/model.piece-00001" in there, "nothing was deleted after the other pod came"
     lost = False
-    assert Remover(store, KEYS, Lease(), holds).carry_out(plan(inventory, RULES), inventory).saves
+    assert SaveRemover(store, KEYS, Lease(), holds).carry_out(plan(inventory, RULES), inventory).saves
     assert [key for key in store.data if key.startswith(KEYS.save(1, "s1"))] == []
 
 
@@ -284,7 +284,7 @@ def test_a_pointer_that_was_written_after_the_plan_ends_the_round(store: MemoryO
     wanted = plan(inventory, RULES)
     assert wanted.deleted
     publisher(store).repoint(inventory.saves[0], AUTHOR)
-    assert Remover(store, KEYS, AlwaysHolds(), AlwaysHolds()).carry_out(wanted, inventory).saves == ()
+    assert SaveRemover(store, KEYS, AlwaysHolds(), AlwaysHolds()).carry_out(wanted, inventory).saves == ()
 
 
 def test_old_pointers_go_and_the_last_stay(store: MemoryObjects) -> None:

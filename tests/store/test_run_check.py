@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podwatch.domain.lease import Beat, Heartbeat, read_beat
-from podwatch.store.runs.judge import Judgement, Level, Limits, RunEvidence, judge
+from podwatch.store.documents import RunPointer
+from podwatch.store.runs.judge import Judgement, Level, Limits, judge
+from podwatch.store.runs.read import Activity, NewestSave, RunInStore
 
 LIMITS = Limits()
 WROTE = 1e9
@@ -27,12 +29,21 @@ WELL = changed(
     Beat(Heartbeat(host="pod-1", written_wall=WROTE, step=320)),
     age=20.0, step_age=4.0, state="running", phase="running", desired="running", overall="ok",
 )  # fmt: skip
-RUN = RunEvidence("r", WELL, claim_age=90_000.0, pointer=True, pointer_step=300)
+NOW = 2e9
 
 
-def of(run: RunEvidence = RUN, **fields: object) -> Judgement:
-    assert run.beat is not None
-    return judge(replace(run, beat=changed(run.beat, **fields)), LIMITS)  # type: ignore[arg-type]
+def run_of(
+    beat: Beat | None = None, *, claim_age: float | None = None, step: int | None = None, problem: str = "",
+    **more: object,
+) -> RunInStore:  # fmt: skip
+    """What the store holds of a run. ``step``: what the newest pointer names."""
+    active = Activity(NOW, beat, None if claim_age is None else (1, NOW - claim_age))
+    pointer = RunPointer("r", 1, 1, step, "w", NOW, "s" * (step is not None), "sha1:" + "0" * 40 if step else "")
+    return RunInStore("r", active, NewestSave(None if step is None else pointer, problem=problem), **more)  # type: ignore[arg-type]
+
+
+def of(**fields: object) -> Judgement:
+    return judge(run_of(changed(WELL, **fields), claim_age=90_000.0, step=300), LIMITS)  # type: ignore[arg-type]
 
 
 def test_a_run_that_is_well() -> None:
@@ -92,33 +103,33 @@ def test_each_case(beat: dict[str, object], level: Level, text: str) -> None:
 
 
 def test_without_a_heartbeat() -> None:
-    assert judge(RunEvidence("r"), LIMITS).level is Level.UNKNOWN
-    assert judge(RunEvidence("r", claim_age=20.0), LIMITS).level is Level.WARNING
-    assert judge(RunEvidence("r", claim_age=400.0), LIMITS).level is Level.CRITICAL
-    assert judge(RunEvidence("r", pointer=True, pointer_step=3), LIMITS).level is Level.CRITICAL
+    assert judge(run_of(), LIMITS).level is Level.UNKNOWN
+    assert judge(run_of(claim_age=20.0), LIMITS).level is Level.WARNING
+    assert judge(run_of(claim_age=400.0), LIMITS).level is Level.CRITICAL
+    assert judge(run_of(step=3), LIMITS).level is Level.CRITICAL
 
 
 def test_a_pod_that_takes_over() -> None:
-    dead = replace(RUN, beat=changed(WELL, age=700.0), claim_age=40.0)
+    dead = run_of(changed(WELL, age=700.0), claim_age=40.0)
     assert judge(dead, LIMITS).level is Level.WARNING
     assert "another pod claimed the run 40 s ago" in judge(dead, LIMITS).summary
-    left = replace(RUN, beat=changed(WELL, state="preempted", age=70.0), claim_age=40.0)
+    left = run_of(changed(WELL, state="preempted", age=70.0), claim_age=40.0)
     assert judge(left, LIMITS).level is Level.WARNING
-    own = replace(RUN, beat=changed(WELL, state="preempted", age=70.0), claim_age=100.0)
+    own = run_of(changed(WELL, state="preempted", age=70.0), claim_age=100.0)
     assert judge(own, LIMITS).level is Level.CRITICAL, "the claim is older than the heartbeat: its own"
 
 
 def test_what_is_not_in_use_is_well() -> None:
-    gone = replace(RUN, beat=changed(WELL, age=1e7))
-    assert judge(replace(gone, archived=True), LIMITS) == Judgement(Level.OK, "archived; step 300 is stored")
+    gone = run_of(changed(WELL, age=1e7), step=300, archived_wall=1.0)
+    assert judge(gone, LIMITS) == Judgement(Level.OK, "archived; step 300 is stored")
     for state, overall in (("released", "ok"), ("running", "critical")):
         asked = changed(WELL, age=1e7, state=state, overall=overall)
-        found = judge(replace(gone, beat=asked, stopped_by_control="the data are wrong"), LIMITS)
+        found = judge(run_of(asked, step=300, stopped_by_control="the data are wrong"), LIMITS)
         assert found == Judgement(Level.OK, "stopped by control.json (the data are wrong); step 300 is stored")
 
 
 def test_a_pointer_that_cannot_be_used_is_critical() -> None:
-    found = judge(replace(RUN, pointer_problem="the manifest is not in the store"), LIMITS)
+    found = judge(run_of(WELL, step=300, problem="the manifest is not in the store"), LIMITS)
     assert (found.level, "the newest checkpoint is not usable" in found.summary) == (Level.CRITICAL, True)
 
 
@@ -136,37 +147,36 @@ beats = st.builds(
     unstored_age=st.none() | st.floats(0, 1e8),
 )
 runs = st.builds(
-    RunEvidence,
-    run_id=st.just("r"),
-    beat=st.none() | beats,
+    run_of,
+    st.none() | beats,
     claim_age=st.none() | st.floats(0, 1e8),
-    pointer=st.booleans(),
-    pointer_step=st.none() | st.integers(0, 1000),
-    pointer_problem=st.sampled_from(["", "damaged"]),
+    step=st.none() | st.integers(1, 1000),
+    problem=st.sampled_from(["", "damaged"]),
 )
 
 
 @given(runs)
-def test_silence_is_never_well(run: RunEvidence) -> None:
+def test_silence_is_never_well(run: RunInStore) -> None:
     """Without a fresh heartbeat a run is well only if somebody ended it on purpose."""
-    found = judge(run, LIMITS)
+    found, beat = judge(run, LIMITS), run.active.beat
     assert found.summary
-    ended = run.beat is not None and run.beat.said.state in ("preempted", "released", "restarting")
-    ended = ended and run.beat is not None and run.beat.said.desired in ("stopped", "finished")
-    if (run.beat is None or run.beat.age > LIMITS.late) and not ended:
+    ended = beat is not None and beat.said.state in ("preempted", "released", "restarting")
+    ended = ended and beat is not None and beat.said.desired in ("stopped", "finished")
+    if (beat is None or beat.age > LIMITS.late) and not ended:
         assert found.level is not Level.OK
 
 
 @given(runs, st.floats(0, 1e8))
-def test_more_silence_is_never_better(run: RunEvidence, more: float) -> None:
-    if run.beat is None or run.beat.said.state in ("preempted", "released", ""):
+def test_more_silence_is_never_better(run: RunInStore, more: float) -> None:
+    beat = run.active.beat
+    if beat is None or beat.said.state in ("preempted", "released", ""):
         return
-    if run.beat.said.state == "restarting" and run.beat.said.desired == "finished":
+    if beat.said.state == "restarting" and beat.said.desired == "finished":
         return
     order = (Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL)
-    later = judge(replace(run, beat=replace(run.beat, age=run.beat.age + more)), LIMITS)
+    later = judge(replace(run, active=replace(run.active, beat=replace(beat, age=beat.age + more))), LIMITS)
     known = judge(run, LIMITS)
-    if run.claim_age is None or run.claim_age > LIMITS.dead:
+    if run.active.claim_age is None or run.active.claim_age > LIMITS.dead:
         assert order.index(later.level) >= order.index(known.level) or known.level is Level.UNKNOWN
 
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.cli.runs_show_and_diff import run_document, summary_document
 from podwatch.domain.account_document import AccountTotals, MoneyDocument
-from podwatch.domain.lease import Heartbeat, read_beat
+from podwatch.domain.lease import Beat, Heartbeat, read_beat
 from podwatch.domain.safe_names import deceives
-from podwatch.store.runs.summary import StartedWith, difference, pairs, summarize
+from podwatch.store.runs.difference import StartedWith, difference, pairs
+from podwatch.store.runs.read import Activity, RunInStore, RunListing
 
 BEAT = Heartbeat(
     outcome="finished",
@@ -30,20 +32,23 @@ BEAT = Heartbeat(
 )
 
 
+def run_of(said: Heartbeat, *, began_wall: float | None = None, written_wall: float = 0.0) -> RunInStore:
+    return RunInStore("r", Activity(written_wall, Beat(said)), listing=RunListing(oldest_wall=began_wall))
+
+
 def test_the_run_ended_with_its_last_step_by_the_clock_of_the_store() -> None:
-    found = summarize("r", BEAT, began_wall=5_000.0, written_wall=20_600.0)
+    found = run_of(BEAT, began_wall=5_000.0, written_wall=20_600.0)
     assert (found.started_wall, found.ended_wall, found.duration) == (4_000.0, 20_000.0, 16_000.0)
-    assert (found.ended, found.step, found.cost, found.currency) == (True, 500, 8.47, "EUR")
+    assert (found.ended, found.step) == (True, 500)
+    assert (summary_document(found)["cost"], summary_document(found)["currency"]) == (8.47, "EUR")
     stored = replace(BEAT, step=None, last_stored_step=480)
-    assert summarize("r", stored, began_wall=1.0, written_wall=2.0).step == 480, (
-        "its last start made no step; one of a gave-up run was shown as -"
-    )
-    assert not summarize("r", replace(BEAT, outcome="preempted"), began_wall=1.0, written_wall=2.0).ended
+    assert run_of(stored).step == 480, "its last start made no step; one of a gave-up run was shown as -"
+    assert not run_of(replace(BEAT, outcome="preempted")).ended
 
 
 def test_figures_that_a_heartbeat_does_not_say_are_unknown() -> None:
-    found = summarize("r", Heartbeat(account=AccountTotals(1.0, 60.0)), began_wall=None, written_wall=None)
-    assert (found.failures, found.steps_lost, found.lost_seconds) == (None, None, None)
+    found = summary_document(run_of(Heartbeat(account=AccountTotals(total_seconds=60.0, failures=1))))
+    assert (found["failures"], found["steps_lost"], found["lost_seconds"]) == (None, None, None)
 
 
 ANYTHING = st.recursive(
@@ -58,8 +63,8 @@ def test_no_heartbeat_breaks_it(changes: dict[str, object], inner: object) -> No
     for change in (changes, {"account": {"money": inner, "total_seconds": inner}}):
         beat = read_beat(json.dumps(BEAT.to_json() | {"step_wall": None} | change).encode())
         assert beat is not None
-        found = summarize("r", beat.said, began_wall=None, written_wall=None)
-        assert not any(deceives(text) for text in (found.outcome, found.host, found.currency))
+        found = run_document(run_of(beat.said), texts=False)
+        assert not any(deceives(text or "") for text in (found["outcome"], found["host"], found["currency"]))
 
 
 TEXTS = st.builds(

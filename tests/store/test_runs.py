@@ -20,12 +20,10 @@ from podwatch.store.inventory import take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import StoreOutage, StoreRefused
-from podwatch.store.runs.find import list_runs, run_ids
+from podwatch.store.runs.difference import difference
 from podwatch.store.runs.judge import Level, Limits, judge
-from podwatch.store.runs.read import read_run, read_run_evidence
-from podwatch.store.runs.reading import read_newest
+from podwatch.store.runs.read import list_runs, read_newest, read_run, read_run_to_check, run_ids
 from podwatch.store.runs.start import RunStart, start_evidence
-from podwatch.store.runs.summary import difference
 from podwatch.store.verdict import read_verdict, write_verdict
 from tests.store.test_run_summary import BEAT
 from tests.support.memory_objects import MemoryItem, MemoryObjects
@@ -66,18 +64,19 @@ def test_a_record_a_difference_and_the_list(store: Objects, team: str, tmp_path:
         past_run(store, keys, 10, 20)
         configured(store, keys, tmp_path, lr=lr)
     found = read_run(store, a, time.time())
-    assert (found.newest_step, found.steps, found.lineage, found.layout) == (20, (10, 20), "line", "custom")
-    assert (found.summary.outcome, found.summary.cost, found.texts.command) == (
+    assert (found.newest.step, found.listing.steps, found.newest.layout) == (20, (10, 20), "custom")
+    assert run_document(found, texts=False)["lineage"] == "line"
+    assert (found.said.outcome, found.account.money.so_far, found.texts.command) == (
         "finished", 8.47, ("python", "train.py"),
     )  # fmt: skip
-    assert found.summary.started_wall is not None
-    assert abs(found.summary.started_wall - time.time()) < 3600
-    assert ("goodput", "98 %, 1 failure cost 60 s") in list(_spent(found.summary))
+    assert found.started_wall is not None
+    assert abs(found.started_wall - time.time()) < 3600
+    assert ("goodput", "98 %, 1 failure cost 60 s") in list(_spent(found))
     assert any(one["text"] == "lr = 1e-5\n" for one in run_document(found, texts=True)["files"])
     lines = difference("one", found.texts, "two", read_run(store, b, time.time()).texts)
     assert {"-lr = 1e-5", "+lr = 3e-5"} <= set(lines)
     runs, remark = list_runs(store, team, "one", time.time())
-    assert [(r.run_id, r.newest_step, len(r.listing.saves), r.problem) for r in runs] == [
+    assert [(r.run_id, r.newest.step, len(r.listing.saves), r.newest.problem) for r in runs] == [
         ("one", 20, 2, ""), ("two", 20, 2, ""),
     ]  # fmt: skip
     assert remark == ""
@@ -89,7 +88,7 @@ def test_a_run_that_is_not_there_and_one_without_a_configuration(store: Objects,
     past_run(store, RunKeys("bare", team), 10)
     found = read_run(store, RunKeys("bare", team), time.time())
     assert "no configuration is stored" in found.texts.problems[0]
-    assert (found.summary.outcome, found.last) == ("", None)
+    assert (found.said.outcome, found.last) == ("", None)
 
 
 def test_what_podwatch_did_not_write_is_named_and_not_shown(store: Objects, team: str, tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_what_podwatch_did_not_write_is_named_and_not_shown(store: Objects, team
     store.put(f"{keys.evidence('config')}bootstrap.json", b'{"kind": "evil"}')
     store.put(keys.verdict, b"{")
     found = read_run(store, keys, time.time())
-    assert (found.summary.outcome, found.last) == ("", None)
+    assert (found.said.outcome, found.last) == ("", None)
     assert "not usable" in found.texts.problems[0]
 
 
@@ -121,11 +120,11 @@ def test_the_newest_is_what_the_pointers_say(store: Objects, team: str) -> None:
     assert newest.pointer is not None
     assert (newest.pointer.step, newest.problem) == (20, ""), "latest.json is a copy"
     store.delete([keys.save(20, "save20") + "manifest.json"])
-    evidence = read_run_evidence(store, keys, time.time())
-    assert (evidence.pointer_step, judge(evidence, LIMITS).level) == (20, Level.CRITICAL)
-    assert "is not in the store" in evidence.pointer_problem
+    evidence = read_run_to_check(store, keys, time.time())
+    assert (evidence.newest.step, judge(evidence, LIMITS).level) == (20, Level.CRITICAL)
+    assert "is not in the store" in evidence.newest.problem
     (run,), _ = list_runs(store, team, "", time.time())
-    assert "step 20, whose manifest is not in the store" in run.problem
+    assert run.newest == evidence.newest
 
 
 def test_a_manifest_of_other_bytes_is_not_the_one_that_was_published(store: Objects, team: str) -> None:
@@ -133,26 +132,26 @@ def test_a_manifest_of_other_bytes_is_not_the_one_that_was_published(store: Obje
     past_run(store, keys, 10)
     key = keys.save(10, "save10") + "manifest.json"
     store.put(key, store.read(key).replace(b'"custom"', b'"hacked"'))
-    assert "another one than the pointer names" in read_run_evidence(store, keys, time.time()).pointer_problem
+    assert "another one than the pointer names" in read_run_to_check(store, keys, time.time()).newest.problem
 
 
 def test_after_a_fresh_start_no_checkpoint_is_the_newest(store: Objects, team: str) -> None:
     keys = RunKeys("r", team)
     past_run(store, keys, 10)
     publisher_of(store, keys, 2).repoint(None, Author("r", "w1"))
-    evidence = read_run_evidence(store, keys, time.time())
-    assert (evidence.pointer, evidence.pointer_step, evidence.pointer_problem) == (False, None, "")
+    evidence = read_run_to_check(store, keys, time.time())
+    assert (evidence.newest.step, evidence.newest.problem) == (None, "")
     (run,), _ = list_runs(store, team, "", time.time())
-    assert run.newest_step is None
+    assert run.newest.step is None
 
 
 def test_ages_are_those_of_the_store(store: Objects, team: str) -> None:
     keys = RunKeys("r", team)
     past_run(store, keys, 10)
     put_beat(store, keys, written_wall=1e9)
-    evidence = read_run_evidence(store, keys, time.time())
-    assert evidence.beat is not None
-    assert evidence.beat.age < 30, "the pod's own clock is years behind"
+    evidence = read_run_to_check(store, keys, time.time())
+    assert evidence.active.beat is not None
+    assert evidence.active.beat.age < 30, "the pod's own clock is years behind"
     assert judge(evidence, LIMITS).level is Level.OK
 
 
@@ -166,7 +165,7 @@ def test_control_and_the_verdict(store: Objects, team: str) -> None:
     assert read_verdict(store, keys) == RunVerdict(), "a copy of another run's"
     put_beat(store, keys)
     store.put(keys.control, Control(desired="stopped", reason="over budget").to_bytes())
-    evidence = read_run_evidence(store, keys, time.time())
+    evidence = read_run_to_check(store, keys, time.time())
     assert (evidence.stopped_by_control, judge(evidence, LIMITS).level) == ("over budget", Level.OK)
 
 
@@ -194,10 +193,10 @@ def memory() -> Skewed:
 
 def test_a_key_that_can_only_read_is_enough_for_a_check(memory: Skewed) -> None:
     limited = NoListing(data=memory.data)
-    evidence = read_run_evidence(limited, RunKeys("r"), time.time())
-    assert (evidence.pointer_step, judge(evidence, LIMITS).level) == (20, Level.OK)
+    evidence = read_run_to_check(limited, RunKeys("r"), time.time())
+    assert (evidence.newest.step, judge(evidence, LIMITS).level) == (20, Level.OK)
     put_beat(memory, RunKeys("r"), written_wall=time.time() - 400)
-    assert judge(read_run_evidence(limited, RunKeys("r"), time.time()), LIMITS).level is Level.CRITICAL
+    assert judge(read_run_to_check(limited, RunKeys("r"), time.time()), LIMITS).level is Level.CRITICAL
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,7 @@ def test_an_outage_and_a_refused_key_are_no_evidence(memory: Skewed, operation: 
 
     memory.before = fail
     with pytest.raises(type(error)):
-        read_run_evidence(memory, RunKeys("r"), time.time())
+        read_run_to_check(memory, RunKeys("r"), time.time())
 
 
 def test_a_listing_without_an_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +234,8 @@ def test_a_listing_without_an_end_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_heartbeat_of_any_size_is_no_absent_one(memory: Skewed) -> None:
     memory.put(RunKeys("r").heartbeat, b" " * (2 << 20))
-    evidence = read_run_evidence(memory, RunKeys("r"), time.time())
-    assert evidence.beat is not None
+    evidence = read_run_to_check(memory, RunKeys("r"), time.time())
+    assert evidence.active.beat is not None
     assert judge(evidence, LIMITS).level is Level.UNKNOWN
 
 
@@ -260,12 +259,12 @@ def test_a_pointer_of_a_generation_that_no_pod_has_claimed_counts_for_nobody(mem
     newest = read_newest(memory, keys)
     assert (newest.pointer.step if newest.pointer is not None else None, newest.problem) == (20, "")
     (run,), _ = list_runs(memory, "", "", time.time())
-    assert (run.newest_step, run.problem) == (20, "")
+    assert (run.newest.step, run.newest.problem) == (20, "")
     memory.put(keys.claim(7, "bb"), b"{}")
     newest = read_newest(memory, keys)
     assert (newest.pointer, newest.problem) == (forged, ""), "a pod has claimed it"
     (run,), _ = list_runs(memory, "", "", time.time())
-    assert run.newest_step is None
+    assert run.newest.step is None
 
 
 @pytest.mark.parametrize("first", ["aa", "zz"])
@@ -281,13 +280,13 @@ def test_of_two_pointers_with_one_number_the_first_received_counts(memory: Skewe
     seen = take_inventory(memory, keys).pointer
     assert newest.pointer is not None
     assert seen is not None
-    assert (newest.pointer.step, run.newest_step, seen.step) == (30, 30, 30)
+    assert (newest.pointer.step, run.newest.step, seen.step) == (30, 30, 30)
 
 
 def test_a_check_of_a_healthy_run_costs_one_billed_listing(memory: Skewed) -> None:
     listed: list[str] = []
     memory.before = lambda what, key: listed.append(key) if what == "list" else None
-    read_run_evidence(memory, RunKeys("r"), time.time())
+    read_run_to_check(memory, RunKeys("r"), time.time())
     assert listed == [RunKeys("r").heartbeat]
 
 
@@ -323,4 +322,4 @@ def test_an_unfinished_upload_is_no_checkpoint(store: Objects, team: str) -> Non
     past_run(store, keys, 10)
     send_save(store, keys, 20)
     found = read_run(store, keys, time.time())
-    assert (found.newest_step, found.steps) == (10, (10,))
+    assert (found.newest.step, found.listing.steps) == (10, (10,))

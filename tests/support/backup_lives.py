@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from podwatch.app.backup import connection, store_writer, uploads
+from podwatch.app.backup import connection, stored_run, uploads
 from podwatch.domain.errors import PodwatchError
 from podwatch.store.retention import RetentionRules
 from podwatch.store.transfer.start import Transfer
@@ -103,7 +103,7 @@ def live(home: Path, url: str, aim: Aim | None, saves: int = 2) -> None:
 
     connection.open_objects = lambda *a, **k: killer.watch(real(*a, **k))
     uploads.Transfer = Watched  # type: ignore[misc]
-    store_writer.RetentionRules = partial(RetentionRules, superseded=0.0, named=0.0, unfinished=0.0, keep_pointers=2)  # type: ignore[assignment,misc]
+    stored_run.RetentionRules = partial(RetentionRules, superseded=0.0, named=0.0, unfinished=0.0, keep_pointers=2)  # type: ignore[assignment,misc]
     asyncio.run(_live(World(home, url, keep_last=1), saves, patient=aim is None))
 
 

@@ -37,7 +37,7 @@ from podwatch.recovery.state import Phase
 from podwatch.report import deliver_notices
 from podwatch.report import metrics as exposition
 from podwatch.store import documents as stored
-from podwatch.store.runs.reading import ArchiveRecord
+from podwatch.store.runs.read import ArchiveRecord
 from podwatch.store.verify import Proof
 from podwatch.system.endpoint import Endpoint
 from tests.support.contract import ROOT, schemas

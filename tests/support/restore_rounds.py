@@ -18,7 +18,7 @@ from podwatch.checkpoints.records import RecordFiles, RecordSource
 from podwatch.domain.errors import PodwatchError
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.b2 import B2Access
-from podwatch.store.restore import place, staging
+from podwatch.store.restore import staging
 from podwatch.store.restore.restore import StoreOfRun
 from podwatch.system import procfs
 from podwatch.system.pinned_directories import PinnedTree
@@ -34,8 +34,7 @@ LINE = 12e6
 """Bytes per second of each connection: a restore takes about a second."""
 STEPS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (RecordFiles, ("write",)),
-    (place, ("move_aside",)),
-    (staging, ("drop_empty", "reachable")),
+    (staging, ("drop_empty", "move_aside", "reachable")),
     (PinnedTree, ("make", "rename", "sync", "remove_tree", "write", "rmdir")),
 )
 

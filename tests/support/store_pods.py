@@ -30,7 +30,7 @@ from podwatch.store.keys import RunKeys
 from podwatch.store.lease import Lease
 from podwatch.store.objects.errors import ObjectMissing, ObjectTooLarge, StoreOutage, too_late
 from podwatch.store.publish import LeaseLost, PiecesMissing, Publisher
-from podwatch.store.remove import Remover
+from podwatch.store.remove import SaveRemover
 from podwatch.store.retention import RetentionRules, named_lately, plan
 
 KEYS = RunKeys("run", "prefix")
@@ -445,7 +445,7 @@ class SimPod:
         hexes = lambda: f"{rng.getrandbits(48):012x}"  # noqa: E731
         self.lease = Lease(self.me, KEYS, self, self, stands_by=True, nonce=hexes)
         self.publisher = Publisher(store, KEYS, self.lease, self, nonce=hexes)
-        self.remover = Remover(store, KEYS, self.lease, self)
+        self.remover = SaveRemover(store, KEYS, self.lease, self)
         self.published = set[str]()
         while True:
             try:

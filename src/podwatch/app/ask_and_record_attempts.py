@@ -42,7 +42,7 @@ from podwatch.store.keys import RunKeys
 from podwatch.store.objects.access import access_for
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.open import open_objects, parse_url
-from podwatch.store.runs.reading import store_time
+from podwatch.store.runs.read import store_time
 from podwatch.store.verdict import read_verdict, write_verdict
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock

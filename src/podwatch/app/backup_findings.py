@@ -10,7 +10,7 @@ from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.lease import LeaseAction
 from podwatch.domain.run_state import RunState
 from podwatch.domain.times import span
-from podwatch.store.uploads import every, in_words, uploads_behind
+from podwatch.store.uploads import uploads_behind
 
 CANNOT = "the store cannot be used"
 
@@ -98,18 +98,15 @@ def upload_findings(sync: StoreFacts | None, *, now: float) -> tuple[Finding, ..
     """A finding if uploads are slower than saves. ``now`` monotonic."""
     if sync is None or lost_run(sync) or sync.ok is False:
         return ()  # another finding says why nothing is stored
-    tally = sync.tally
-    if not uploads_behind(tally) or tally.upload_seconds is None or tally.save_seconds is None:
+    if not uploads_behind(sync.skipped, sync.upload_seconds, sync.save_seconds):
         return ()
-    often = every(tally.outcomes)
-    about = f"about {often} checkpoint is stored: " if often else ""
     return (
         Finding(
             FindingKind.UPLOADS_SLOW,
             Severity.WARNING,
-            f"uploads are slower than the saves: an upload takes {span(tally.upload_seconds)}, a"
-            f" save comes every {span(tally.save_seconds)}; {about}{in_words(tally.outcomes)}."
-            " podwatch always sends the newest checkpoint next",
+            f"uploads are slower than the saves: an upload takes {span(sync.upload_seconds or 0.0)}, a save comes every"
+            f" {span(sync.save_seconds or 0.0)}; {sync.skipped} checkpoints were skipped lately. podwatch always sends"
+            " the newest checkpoint next",
             now,
             "save less often, use a faster uplink, or leave more of the CPU free; check that sync.max_rate does not"
             " hold uploads back",

@@ -17,7 +17,7 @@ from podwatch.domain.times import ago, amount, rfc3339, size
 if TYPE_CHECKING:
     from podwatch.config.settings import Settings
     from podwatch.store.runs.archive import ArchivePlan
-    from podwatch.store.runs.find import RunInStore
+    from podwatch.store.runs.read import RunInStore
 
 
 @click.group("runs", cls=SuggestingGroup, short_help="All runs in the store: check, list, archive, restore.")
@@ -37,7 +37,7 @@ command.add_command(diff)
 def list_command(where: Where, store: str, as_json: bool) -> None:
     """List every run below the store's prefix: newest step, checkpoints, size, last heartbeat, cost. Costs one listing
     (a class C call per 1,000 objects) and two or three small reads per run."""
-    from podwatch.store.runs.find import list_runs
+    from podwatch.store.runs.read import list_runs
 
     now = time.time()
     with opened(where, store) as (reading, prefix, own):
@@ -60,11 +60,13 @@ def _table(runs: "tuple[RunInStore, ...]", now: float) -> list[str]:
         return []
     rows = [("RUN", "STEP", "SAVES", "SIZE", "LAST HEARTBEAT")]
     for run in runs:
-        step = "-" if run.newest_step is None else str(run.newest_step)
+        step = "-" if run.newest.step is None else str(run.newest.step)
         figures = (step, str(len(run.listing.saves)), size(run.listing.size_bytes), _life(run, now))
         rows.append((clean(run.run_id), *figures))
     head, *lines = columns(rows, right=(1, 2, 3))
-    problems = [f"  the newest pointer is not usable: {clean(run.problem)}" if run.problem else "" for run in runs]
+    problems = [
+        f"  the newest pointer is not usable: {clean(run.newest.problem)}" if run.newest.problem else "" for run in runs
+    ]
     return [head, *(text for pair in zip(lines, problems, strict=True) for text in pair if text)]
 
 
@@ -75,8 +77,8 @@ def _life(run: "RunInStore", now: float) -> str:
         return "none" if run.active.seconds is None else f"claimed {ago(run.active.seconds)}"
     last = run.active.said
     where = f"{last.instance.provider} {last.instance.id}" if last.instance.provider else ""
-    spent = run.summary
-    cost = amount(spent.cost, spent.currency) if spent.cost is not None else ""
+    money = run.account.money
+    cost = amount(money.so_far, money.currency) if money.so_far is not None else ""
     said = (
         ago(max(0.0, now - run.active.written_wall)),
         clean(last.outcome or last.left_as),
@@ -90,7 +92,7 @@ def _run_document(run: "RunInStore") -> dict[str, Any]:
     last = run.active.said
     return {
         "run_id": run.run_id,
-        "newest_step": run.newest_step,
+        "newest_step": run.newest.step,
         "saves": len(run.listing.saves),
         "size_bytes": run.listing.size_bytes,
         "heartbeat_at": rfc3339(run.active.written_wall),
@@ -100,8 +102,8 @@ def _run_document(run: "RunInStore") -> dict[str, Any]:
         "alive": run.active.seconds is not None,
         "archived": run.archived_wall is not None,
         "archived_at": rfc3339(run.archived_wall),
-        "problem": run.problem,
-        "record": None if run.active.beat is None else summary_document(run.summary),
+        "problem": run.newest.problem,
+        "record": None if run.active.beat is None else summary_document(run),
     }
 
 

@@ -21,7 +21,8 @@ from podwatch.domain.errors import PodwatchError
 
 if TYPE_CHECKING:
     from podwatch.store.objects.base import Objects
-    from podwatch.store.runs.judge import Judgement, Level, Limits, RunEvidence
+    from podwatch.store.runs.judge import Judgement, Level, Limits
+    from podwatch.store.runs.read import RunInStore
 
 LISTING_SECONDS = 40.0
 """For the names of all runs: monitoring waits for an answer, and a store can send page after page without an end."""
@@ -68,18 +69,17 @@ def check(where: Where, run_id: str, store: str, dead_after: float | None, as_js
     raise click.exceptions.Exit(int(worst))
 
 
-def _judged(store: "Objects", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[RunEvidence, Judgement]]":
+def _judged(store: "Objects", prefix: str, run_id: str, limits: "Limits") -> "list[tuple[RunInStore, Judgement]]":
     from podwatch.store.keys import RunKeys
-    from podwatch.store.runs.find import run_ids
     from podwatch.store.runs.judge import judge
-    from podwatch.store.runs.read import read_run_evidence
+    from podwatch.store.runs.read import read_run_to_check, run_ids
 
     names = [checked_run_id(run_id)] if run_id else run_ids(store, prefix, LISTING_SECONDS)
-    found = (read_run_evidence(store, RunKeys(name, prefix), time.time()) for name in names)
+    found = (read_run_to_check(store, RunKeys(name, prefix), time.time()) for name in names)
     return [(evidence, judge(evidence, limits)) for evidence in found]
 
 
-def _worst(found: "list[tuple[RunEvidence, Judgement]]") -> "Level":
+def _worst(found: "list[tuple[RunInStore, Judgement]]") -> "Level":
     """Critical before unknown: what is known to be dead counts more than what cannot be read."""
     from podwatch.store.runs.judge import Level
 
@@ -87,22 +87,22 @@ def _worst(found: "list[tuple[RunEvidence, Judgement]]") -> "Level":
     return max((judgement.level for _, judgement in found), key=order.index, default=Level.UNKNOWN)
 
 
-def _lines(evidence: "RunEvidence", judgement: "Judgement") -> list[str]:
+def _lines(evidence: "RunInStore", judgement: "Judgement") -> list[str]:
     name = judgement.level.name
     first, *more = for_terminal(f"{name} {clean(evidence.run_id)}: {clean(judgement.summary)}")
     word = click.style(name, fg=_COLOURS[judgement.level]) if colours() else name
     return [word + first.removeprefix(name), *more]
 
 
-def _document(evidence: "RunEvidence", judgement: "Judgement") -> dict[str, Any]:
-    beat = evidence.beat
+def _document(evidence: "RunInStore", judgement: "Judgement") -> dict[str, Any]:
+    beat = evidence.active.beat
     return {
         "run_id": evidence.run_id,
         "level": judgement.level.name.lower(),
         "summary": judgement.summary,
-        "stored_step": evidence.pointer_step if evidence.pointer else None,
-        "archived": evidence.archived,
-        "claim_age_seconds": _rounded(evidence.claim_age),
+        "stored_step": evidence.newest.step,
+        "archived": evidence.archived_wall is not None,
+        "claim_age_seconds": _rounded(evidence.active.claim_age),
         "heartbeat": None
         if beat is None
         else {

@@ -13,8 +13,8 @@ from podwatch.cli.runs_check import store_option
 from podwatch.domain.times import ago, amount, rfc3339, size, span
 
 if TYPE_CHECKING:
-    from podwatch.store.runs.read import StoredRun
-    from podwatch.store.runs.summary import RunSummary, StartedWith
+    from podwatch.store.runs.difference import StartedWith
+    from podwatch.store.runs.read import RunInStore
 
 _LABEL = 10
 
@@ -51,7 +51,7 @@ def show(where: Where, run_id: str, store: str, with_files: bool, as_json: bool)
 def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> None:
     """Print a unified diff of the commands, the configuration files and the settings that runs A and B were started
     with, as the store holds them: without secrets. Files belong together by path, else by name."""
-    from podwatch.store.runs.summary import difference
+    from podwatch.store.runs.difference import difference
 
     a, b = checked_run_id(run_a), checked_run_id(run_b)
     old, new = _read(where, store, a).texts, _read(where, store, b).texts
@@ -69,7 +69,7 @@ def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> Non
         click.echo("no difference in what the store holds of both", err=True)
 
 
-def _read(where: Where, store_url: str, run_id: str) -> "StoredRun":
+def _read(where: Where, store_url: str, run_id: str) -> "RunInStore":
     from podwatch.store.keys import RunKeys
     from podwatch.store.runs.read import read_run
 
@@ -85,48 +85,49 @@ def clean_line(text: str) -> str:
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
-def _lines(run: "StoredRun", now: float) -> Iterator[str]:
+def _lines(run: "RunInStore", now: float) -> Iterator[str]:
     for label, text in _rows(run, now):
         yield f"{label:<{_LABEL}}{clean(text)}"
 
 
-def _rows(run: "StoredRun", now: float) -> Iterator[tuple[str, str]]:
-    summary = run.summary
-    yield "run", summary.run_id + (f" ({run.layout})" if run.layout else "")
+def _rows(run: "RunInStore", now: float) -> Iterator[tuple[str, str]]:
+    said, pointer = run.said, run.newest.pointer
+    yield "run", run.run_id + (f" ({run.newest.layout})" if run.newest.layout else "")
     written = run.active.written_wall
     beat = "no heartbeat" if written is None else f"last heartbeat {ago(max(0.0, now - written))}"
-    yield "outcome", f"{summary.outcome or 'none yet'} ({beat})" + (f": {summary.reason}" if summary.reason else "")
+    yield "outcome", f"{said.outcome or 'none yet'} ({beat})" + (f": {said.reason}" if said.reason else "")
     if run.last is not None and run.last.outcome:
         yield "verdict", f"{run.last.outcome}, exit code {run.last.code}: {run.last.reason}"
-    yield from _spent(summary)
-    if summary.host:
-        where = f" ({summary.instance.provider} {summary.instance.id})" if summary.instance.provider else ""
-        yield "last pod", summary.host + where
-    newest = "no checkpoint" if run.newest_step is None else f"newest: step {run.newest_step}"
-    yield "stored", f"{newest}; {len(run.steps)} steps, {size(run.listing.size_bytes)} in all"
-    yield from (("wandb", f"{name} {identity}") for name, identity in sorted(run.wandb.items()))
+    yield from _spent(run)
+    if said.host:
+        where = f" ({said.instance.provider} {said.instance.id})" if said.instance.provider else ""
+        yield "last pod", said.host + where
+    newest = "no checkpoint" if run.newest.step is None else f"newest: step {run.newest.step}"
+    yield "stored", f"{newest}; {len(run.listing.steps)} steps, {size(run.listing.size_bytes)} in all"
+    yield from (("wandb", f"{name} {identity}") for name, identity in sorted(pointer.wandb.items() if pointer else ()))
     if run.texts.command:
         yield "command", shlex.join(run.texts.command)
     yield from (("file", f"{path} ({size(len(text.encode()))})") for path, text in run.texts.files.items())
     yield from (("note", problem) for problem in run.texts.problems)
 
 
-def _spent(summary: "RunSummary") -> Iterator[tuple[str, str]]:
+def _spent(run: "RunInStore") -> Iterator[tuple[str, str]]:
     """When it trained, how far, and at what cost."""
-    if summary.started_wall is not None:
-        took = "" if summary.duration is None else f", {span(summary.duration)}"
-        yield "from", f"{_minute(summary.started_wall)} to {_minute(summary.ended_wall)}{took}"
-    if summary.step is not None:
-        yield "step", f"{summary.step}" + (f" of {summary.target}" if summary.target is not None else "")
-    if summary.goodput is not None:
-        count = f"{summary.failures} failure" + "s" * (summary.failures != 1)
-        lost = f", {count} cost {span(summary.lost_seconds)}" if summary.failures and summary.lost_seconds else ""
-        yield "goodput", f"{100 * summary.goodput:.0f} %{lost}"
-    if summary.cost is not None:
-        lost = f", {amount(summary.cost_lost, summary.currency)} of it lost" if summary.cost_lost else ""
-        yield "cost", amount(summary.cost, summary.currency) + lost
-    if summary.best:
-        yield "best", summary.best
+    said, account = run.said, run.account
+    if run.started_wall is not None:
+        took = "" if run.duration is None else f", {span(run.duration)}"
+        yield "from", f"{_minute(run.started_wall)} to {_minute(run.ended_wall)}{took}"
+    if run.step is not None:
+        yield "step", f"{run.step}" + (f" of {said.target}" if said.target is not None else "")
+    if said.account is not None and said.account.goodput_ratio is not None:
+        count = f"{account.failures} failure" + "s" * (account.failures != 1)
+        lost = f", {count} cost {span(account.lost_seconds)}" if account.failures and account.lost_seconds else ""
+        yield "goodput", f"{100 * said.account.goodput_ratio:.0f} %{lost}"
+    if (money := account.money).so_far is not None:
+        lost = f", {amount(money.lost, money.currency)} of it lost" if money.lost else ""
+        yield "cost", amount(money.so_far, money.currency) + lost
+    if said.best_result:
+        yield "best", said.best_result
 
 
 def _minute(wall: float | None) -> str:
@@ -136,40 +137,41 @@ def _minute(wall: float | None) -> str:
 # -- documents -------------------------------------------------------------------------------------------------------
 
 
-def summary_document(summary: "RunSummary") -> dict[str, Any]:
+def summary_document(run: "RunInStore") -> dict[str, Any]:
+    said, account = run.said, run.account
     return {
-        "started_at": rfc3339(summary.started_wall),
-        "ended_at": rfc3339(summary.ended_wall) if summary.ended else None,
-        "duration_seconds": None if summary.duration is None else round(summary.duration),
-        "step": summary.step,
-        "target_step": summary.target,
-        "goodput_ratio": summary.goodput,
-        "failures": summary.failures,
-        "lost_seconds": summary.lost_seconds,
-        "steps_lost": summary.steps_lost,
-        "cost": summary.cost,
-        "cost_lost": summary.cost_lost,
-        "currency": summary.currency,
-        "best_result": summary.best or None,
+        "started_at": rfc3339(run.started_wall),
+        "ended_at": rfc3339(run.ended_wall) if run.ended else None,
+        "duration_seconds": None if run.duration is None else round(run.duration),
+        "step": run.step,
+        "target_step": said.target,
+        "goodput_ratio": None if said.account is None else said.account.goodput_ratio,
+        "failures": account.failures,
+        "lost_seconds": account.lost_seconds,
+        "steps_lost": account.steps_lost,
+        "cost": account.money.so_far,
+        "cost_lost": account.money.lost,
+        "currency": account.money.currency,
+        "best_result": said.best_result or None,
     }
 
 
-def run_document(run: "StoredRun", *, texts: bool) -> dict[str, Any]:
+def run_document(run: "RunInStore", *, texts: bool) -> dict[str, Any]:
     """``texts``: with the stored files."""
-    summary = run.summary
+    said, pointer = run.said, run.newest.pointer
     return {
-        "run_id": summary.run_id,
-        "outcome": summary.outcome or None,
-        "reason": summary.reason,
+        "run_id": run.run_id,
+        "outcome": said.outcome or None,
+        "reason": said.reason,
         "heartbeat_at": rfc3339(run.active.written_wall),
-        "host": summary.host,
-        "layout": run.layout,
-        "lineage": run.lineage,
-        "wandb": dict(run.wandb),
-        "newest_step": run.newest_step,
-        "stored_steps": list(run.steps),
+        "host": said.host,
+        "layout": run.newest.layout,
+        "lineage": "" if pointer is None else pointer.lineage,
+        "wandb": {} if pointer is None else dict(pointer.wandb),
+        "newest_step": run.newest.step,
+        "stored_steps": list(run.listing.steps),
         "size_bytes": run.listing.size_bytes,
-        **summary_document(summary),
+        **summary_document(run),
         **texts_document(run.texts, contents=texts),
     }
 

@@ -16,7 +16,7 @@ from podwatch.store.interfaces import read_or_none
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.errors import ObjectTooLarge
-from podwatch.store.runs.reading import read_activity, store_time
+from podwatch.store.runs.read import read_activity, store_time
 from podwatch.store.verdict import read_verdict
 from podwatch.system.clock import Clock
 

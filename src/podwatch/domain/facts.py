@@ -1,45 +1,15 @@
 """What podwatch knows at one moment: each turn of the loop begins with new ``Facts`` for all that decide or report."""
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.document import Document, Many, Size
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.lease import Decision
 from podwatch.domain.process import FoundTree
 from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import Reading, SensorState, Snapshot, unobserved
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
-
-OUTCOMES_KEPT = 40
-"""Two hours at a save every three minutes."""
-
-
-class UploadOutcome(StrEnum):
-    STORED = "stored"
-    SKIPPED = "skipped"
-    """A newer one was uploaded instead."""
-    ABANDONED = "abandoned"
-    """Its upload was given up: its files changed or were deleted, or the disk needed the space."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tally(Document):
-    """The last checkpoints, oldest first. ``upload_seconds``: how long the last upload took; ``save_seconds``: from one
-    save to the next, as known then."""
-
-    outcomes: Many[UploadOutcome] = ()
-    upload_seconds: Size | None = None
-    save_seconds: Size | None = None
-
-    def adding(self, *outcomes: UploadOutcome) -> "Tally":
-        return replace(self, outcomes=(*self.outcomes, *outcomes)[-OUTCOMES_KEPT:])
-
-    def count(self, outcome: UploadOutcome) -> int:
-        return Counter(self.outcomes)[outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +48,12 @@ class StoreFacts:
     warnings: tuple[str, ...] = ()
     upload_rate: float | None = None
     """Of the upload in flight, in bytes per second; None without one, or before its first figures."""
-    tally: Tally = field(default_factory=Tally)
-    """Outcome of the last checkpoints: stored, skipped, abandoned."""
+    upload_seconds: float | None = None
+    """How long the last upload took."""
+    save_seconds: float | None = None
+    """From one save to the next, as known then."""
+    skipped: int = 0
+    """Checkpoints that the last publications skipped for a newer one."""
     calls: Mapping[str, int] = field(default_factory=dict)
     """Calls to the store since podwatch started, by class (A free, B, C)."""
 

@@ -21,20 +21,20 @@ class CallBudget:
     """``limit``: listings of a day; 0: they are not limited."""
 
     limit: int = FREE_CALLS
+    calls: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """By class, all that each connection and each child has made so far."""
     _day: int = -1
     _spent: int = 0
-    _before: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of_store(cls, url: str) -> "CallBudget":
         return cls(FREE_CALLS if url.startswith("b2:") else 0)
 
     def count(self, who: str, calls: Mapping[str, int], wall: float) -> None:
-        """``calls``: by class, all that ``who`` (a connection, a child) has made so far."""
+        """``calls``: all that ``who`` has made so far."""
         self._turn(wall)
-        total = calls.get("C", 0)
-        self._spent += max(0, total - self._before.get(who, 0))
-        self._before[who] = total
+        self._spent += max(0, calls.get("C", 0) - self.calls.get(who, {}).get("C", 0))
+        self.calls[who] = dict(calls)
 
     def spent(self, wall: float) -> int:
         self._turn(wall)

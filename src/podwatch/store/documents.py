@@ -5,7 +5,7 @@ The documents of the lease (claim, heartbeat, control.json) are in ``domain/leas
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -74,10 +74,9 @@ class SaveIntent(Document):
     def total_bytes(self) -> int:
         return sum(file.size for file in self.files)
 
-    def same_files(self, files: Iterable[FileEntry], identity: Collection[str] = ()) -> bool:
-        """Whether it is the save that consists of ``files``. ``identity``: the parts that make a save, where a resume
-        writes others again."""
-        return _file_keys(self.files, identity) == _file_keys(files, identity) != set()
+    def same_files(self, files: Iterable[FileEntry]) -> bool:
+        """Whether it is the save that consists of ``files``."""
+        return _file_keys(self.files) == _file_keys(files) != set()
 
     def hashed(self, hashes: Mapping[str, str]) -> tuple[FileEntry, ...]:
         """Its files with the hashes of their objects, by name. Raises KeyError for one that is not there."""
@@ -174,8 +173,8 @@ class SaveExports(Document):
                 raise ValueError("files: one is too large, or has not the hash of its one object")
 
 
-def _file_keys(files: Iterable[FileEntry], identity: Collection[str]) -> set[tuple[str, str, int, int]]:
-    return {(f.part, f.path, f.size, f.mtime_ns) for f in files if not identity or f.part in identity}
+def _file_keys(files: Iterable[FileEntry]) -> set[tuple[str, str, int, int]]:
+    return {(f.part, f.path, f.size, f.mtime_ns) for f in files}
 
 
 def _check_names(objects: Sequence[str], links: Iterable[SymlinkEntry]) -> None:

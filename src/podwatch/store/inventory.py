@@ -5,11 +5,12 @@ document that cannot be read names nothing, and a save is whole only if its list
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from podwatch.domain.checkpoint import FileEntry
 from podwatch.domain.document import Document
 from podwatch.domain.errors import IntegrityError
+from podwatch.domain.run_state import RunState
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
 from podwatch.store.documents import RunPointer, SaveIntent, SaveManifest, manifest_hash
 from podwatch.store.keys import (
@@ -54,6 +55,11 @@ class Stored(StoredCheckpoint):
             PINNED in objects, EXPORTS in objects, problem=problem, files=len(manifest.files), manifest=manifest,
             hash=digest,
         )  # fmt: skip
+
+    @property
+    def published(self) -> tuple[tuple[int, int], float, SaveKey]:
+        """Orders saves as they were published."""
+        return (self.order, self.wall, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +120,19 @@ class Inventory:
         """Every save that is whole."""
         return frozenset(save.key for save in self.saves if not save.problem)
 
-    def find_save(self, step: int, files: Sequence[FileEntry], identity: Collection[str] = ()) -> Stored | None:
-        """The whole save that consists of these files: it is not sent again, also after a resume from it."""
+    def newest_of(self, lineage: str) -> int:
+        """The highest step of the lineage that is whole in the store; -1 if there is none."""
+        return max((s.step for s in self.saves if not s.problem and s.lineage == lineage), default=-1)
+
+    @property
+    def names(self) -> int:
+        """About how many names a listing has."""
+        return len(self.pointers) + sum(s.files + 3 for s in self.saves) + 100 * len(self.unfinished)
+
+    def find_save(self, step: int, files: Sequence[FileEntry]) -> Stored | None:
+        """The whole save that consists of these files: it is not sent again."""
         for save in reversed(self.saves):
-            same = save.step == step and save.manifest is not None and save.manifest.same_files(files, identity)
+            same = save.step == step and save.manifest is not None and save.manifest.same_files(files)
             if same and not save.problem:
                 return save
         return None
@@ -133,6 +148,53 @@ class Inventory:
             if own and young and one.intent is not None and one.intent.same_files(files):
                 return one
         return None
+
+    # -- what this pod has changed since the listing
+
+    def with_save(self, saved: Stored) -> "Inventory":
+        rest = self.without({saved.key})
+        return replace(rest, saves=tuple(sorted((*rest.saves, saved), key=lambda s: s.published)))
+
+    def with_intent(self, intent: SaveIntent) -> "Inventory":
+        one = Unfinished(intent.step, intent.save_id, self.store_wall, 0, intent)
+        return replace(self, unfinished=(*self.unfinished, one))
+
+    def without(self, keys: Collection[SaveKey]) -> "Inventory":
+        left = tuple(one for one in self.unfinished if one.key not in keys)
+        return replace(self, saves=tuple(save for save in self.saves if save.key not in keys), unfinished=left)
+
+
+@dataclass(frozen=True, slots=True)
+class PointerDue:
+    """A pointer that has to be written. ``save`` None: no save is the newest. ``interrupted``: the publication of the
+    save was, before its pointer."""
+
+    save: Stored | None
+    interrupted: bool = False
+
+
+def pointer_due(inventory: Inventory, run: RunState, here: Stored | None) -> PointerDue | None:
+    """The pointer has to follow the run: after a step back or a fresh start has opened a lineage, a new pod would
+    restore the abandoned save that it names. ``here``: the save that is this pod's newest checkpoint."""
+    newest, lineage = inventory.pointer, run.lineage
+    if lineage.parent and newest is not None and newest.lineage != lineage.id:
+        target = _departed_from(inventory, run)
+        if target is not None or lineage.parent_step is None:  # else what the store has is better than nothing
+            return PointerDue(target)
+    if here is None or not here.seq or here.lineage != lineage.id or inventory.newest_of(lineage.id) > here.step:
+        return None
+    named = any(seen.pointer is not None and seen.pointer.save == here.key for seen in inventory.pointers)
+    return None if named else PointerDue(here, interrupted=True)
+
+
+def _departed_from(inventory: Inventory, run: RunState) -> Stored | None:
+    """The save from which the current lineage continues, or the highest below it that the store has; None: it began
+    from nothing, or the store has none of them."""
+    if (limit := run.lineage.parent_step) is None:
+        return None
+    last = {**run.ancestry, run.lineage.parent: limit}
+    own = [s for s in inventory.saves if not s.problem and s.step <= min(limit, last.get(s.lineage, -1))]
+    return max(own, key=lambda s: (s.step, s.order), default=None)
 
 
 @dataclass(slots=True)
@@ -184,7 +246,7 @@ class _Taking:
         saves, unfinished, foreign = self._saves(named)
         own = (Kind.POINTER, Kind.CLAIM, Kind.DOCUMENT, Kind.TMP, Kind.LATEST)
         return Inventory(
-            tuple(sorted(saves, key=lambda s: (s.order, s.wall, s.key))),
+            tuple(sorted(saves, key=lambda s: s.published)),
             tuple(unfinished),
             pointers,
             self._latest([item for name, item in named if name.kind is Kind.LATEST]),

@@ -32,7 +32,7 @@ class Removed:
 
 
 @dataclass(slots=True)
-class Remover:
+class SaveRemover:
     store: Objects
     keys: RunKeys
     lease: Ownership

@@ -1,13 +1,10 @@
-"""Uploads: which checkpoint is uploaded next, the outcome of each, and whether they are slower than the saves
-(docs/store.md). Pure."""
+"""Uploads: which checkpoint is uploaded next, and whether they are slower than the saves (docs/store.md). Pure."""
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 from podwatch.domain.checkpoint import CheckpointSet
-from podwatch.domain.facts import Tally, UploadOutcome
 
 PINNED: Final = "the pinned checkpoint of step "
 """Begins the name of a pinned checkpoint that is not in the store when the run ends; the step follows."""
@@ -70,40 +67,19 @@ def next_upload(newest: Waiting | None, begun: Collection[Waiting]) -> Waiting |
     return min(candidates, key=lambda w: (w.left_bytes, -w.step), default=None)
 
 
-# -- outcome of each upload --------------------------------------------------------------------------------------------
+# -- pace --------------------------------------------------------------------------------------------------------------
 
-RECENT, SKIPPED_RECENTLY = 10, 2
+PUBLICATIONS = 5
+"""Whose skipped checkpoints count: the uplink has caught up after as many without one."""
+SKIPPED_RECENTLY = 2
 """A single skipped checkpoint is normal after a restart of podwatch or an outage."""
 LEAST_SECONDS = 60.0
 """Shorter uploads never count as behind: at most a minute of training is not in the store."""
-CAUGHT_UP = 5
-"""The uplink has caught up after this many consecutive checkpoints without a skipped one."""
 
 
-def uploads_behind(tally: Tally) -> bool:
+def uploads_behind(skipped: int, upload_seconds: float | None, save_seconds: float | None) -> bool:
     """Whether checkpoints are skipped because uploads are slower than the saves. False if they are faster: then an
-    outage or a restart is the cause."""
-    if tally.upload_seconds is None or tally.save_seconds is None:
+    outage or a restart is the cause. ``skipped``: by the last ``PUBLICATIONS``."""
+    if upload_seconds is None or save_seconds is None:
         return False
-    recent = tally.outcomes[-RECENT:]
-    skips = recent.count(UploadOutcome.SKIPPED) >= SKIPPED_RECENTLY and UploadOutcome.SKIPPED in recent[-CAUGHT_UP:]
-    return skips and tally.upload_seconds > max(tally.save_seconds, LEAST_SECONDS)
-
-
-def in_words(outcomes: Sequence[UploadOutcome]) -> str:
-    """``26 of the last 40 checkpoints are stored, 14 were skipped``."""
-    counts = Counter(outcomes)
-    skipped = counts[UploadOutcome.SKIPPED]
-    text = f"{counts[UploadOutcome.STORED]} of the last {len(outcomes)} checkpoints are stored, {skipped} "
-    text += "was skipped" if skipped == 1 else "were skipped"
-    gone = counts[UploadOutcome.ABANDONED]
-    return text + (f", {gone} {'was' if gone == 1 else 'were'} abandoned" if gone else "")
-
-
-def every(outcomes: Sequence[UploadOutcome]) -> str:
-    """``every third``: how many checkpoints there are for each stored one; empty if none or nearly all are stored."""
-    stored = Counter(outcomes)[UploadOutcome.STORED]
-    if not stored:
-        return ""
-    times = round(len(outcomes) / stored)
-    return {2: "every second", 3: "every third", 4: "every fourth"}.get(times, f"one in {times}" if times > 4 else "")
+    return skipped >= SKIPPED_RECENTLY and upload_seconds > max(save_seconds, LEAST_SECONDS)

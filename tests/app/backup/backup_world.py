@@ -181,7 +181,7 @@ class World:
         outbox = Outbox(self.directory / "state" / "sent", self.workspace, 1.1)
         journal = AsyncJournal(Journal.open(self.journal_path))
         made = Backup(self.settings, side, self.catalogue, journal, self.clock, connection, lease, outbox)
-        self.retention = made._writer
+        self.retention = made._stored
         self.backups.append(made)
         return made
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from podwatch.app.backup.exports import EXTRA, due_exports, read_part
+from podwatch.app.backup.outbox import OutgoingSave
+from podwatch.app.backup.uploads import UploadStopped
 from podwatch.checkpoints.shapes import PartDir
 from podwatch.domain.snapshot import Desired
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
@@ -68,6 +70,33 @@ async def test_the_end_of_the_run_sends_what_came_after_the_last_save(extra: Wor
     async with asyncio.timeout(30):  # podwatch knows it a moment after the document is written
         while (await backup.unstored()).pending:
             await asyncio.sleep(0.05)
+
+
+async def test_a_new_checkpoint_is_sent_before_them(extra: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(extra, "weights")
+    backup = extra.backup()
+    real, stopped = backup._uploads.send, asyncio.Event()
+
+    async def send(save: OutgoingSave, **more: Any) -> Any:
+        if save.save_id.endswith("-exports") and not stopped.is_set():
+            await asyncio.wait_for(stopped.wait(), 60)
+            raise UploadStopped("on purpose")
+        return await real(save, **more)
+
+    monkeypatch.setattr(backup._uploads, "send", send)
+    monkeypatch.setattr(backup._uploads, "stop", lambda _why: stopped.set())
+    await backup.start()
+    for step in (5, 10):
+        extra.save(step)
+        extra.scan()
+        await backup.sync_now()
+    await until(lambda: backup._exports.sending)
+    extra.scan()
+    assert not stopped.is_set(), "nothing waits"
+    extra.save(15)
+    extra.scan()
+    await until(lambda: extra.newest() == 15)
+    await until(lambda: documents(extra).get(10, {}).get("complete"))
 
 
 def test_what_this_pod_does_not_have_is_not_due() -> None:

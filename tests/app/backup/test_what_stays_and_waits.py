@@ -27,7 +27,7 @@ class Pod:
         self.connection = StoreConnection(settings, clock, print)
         self.clock, nothing = clock, cast(Any, None)
         self.backup = Backup(settings, run, catalogue, nothing, clock, self.connection, nothing, nothing)
-        self.backup._stock.inventory = Inventory(saves=(OLD, NEW))
+        self.backup._stored.inventory = Inventory(saves=(OLD, NEW))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_without_free_listings_old_saves_wait_and_the_status_says_so(
 
     monkeypatch.setattr(pod.connection, "call", call)
     pod.connection.count("an upload", {"C": FREE_CALLS})
-    assert not await pod.backup._writer.prune(())
+    assert not await pod.backup._stored.prune(())
     assert not await pod.backup._list_again()
     assert not asked
     assert "free listings of today" in " ".join(pod.backup._warnings())

@@ -4,7 +4,6 @@ Trouble of the store never leaves this object as an exception: it is a state, re
 """
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,9 +13,7 @@ from podwatch.app.backup.exports import Exports
 from podwatch.app.backup.outbox import Outbox, OutgoingSave
 from podwatch.app.backup.ownership import NOT_OURS, LeaseKeeper
 from podwatch.app.backup.run_side import RunSide
-from podwatch.app.backup.stock import Stock, newest_of_lineage
-from podwatch.app.backup.store_writer import StoreWriter
-from podwatch.app.backup.tally import CheckpointTally
+from podwatch.app.backup.stored_run import StoredRun
 from podwatch.app.backup.upload_queue import Unstored, UploadQueue
 from podwatch.app.backup.uploads import InFlight, Uploads, UploadStopped
 from podwatch.checkpoints.known_checkpoints import Catalogue
@@ -66,17 +63,14 @@ class Backup:
         connection: StoreConnection, lease: Lease, outbox: Outbox, *,
         save_gap: Callable[[], float | None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._run, self._journal, self._clock, self._save_gap = run, journal, clock, save_gap
+        self._run, self._journal, self._clock = run, journal, clock
         self.connection, self.lease = connection, LeaseKeeper(lease, connection, clock, run)
-        self._stock = stock = Stock(connection.keys, catalogue.records, run.identity, settings.sync.keep_every)
-        self._tally = CheckpointTally(journal, connection.say)
         self._uploads = Uploads(settings, connection, outbox)
-        self._writer = StoreWriter(settings.sync, run, journal, clock, connection, lease, stock)
+        self._stored = StoredRun(settings.sync, run, catalogue.records, journal, clock, connection, lease)
         self._queue = UploadQueue(
-            settings, run, catalogue, journal, clock, connection, stock, outbox, self._uploads, self._tally,
-            self._writer,
-        )  # fmt: skip
-        self._exports = Exports(settings, run, catalogue, clock, connection, outbox, self._uploads, self._writer)
+            settings, run, catalogue, journal, clock, connection, self._stored, outbox, self._uploads, save_gap
+        )
+        self._exports = Exports(settings, run, catalogue, clock, connection, outbox, self._uploads, self._stored)
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
         self._ahead: SaveKey | None = None
         """Sent whole while this pod's claim settles."""
@@ -94,7 +88,7 @@ class Backup:
     def status(self) -> StoreFacts:
         """From any thread."""
         connection, flight, decision = self.connection, self._uploads.in_flight, self.lease.decision
-        trouble, publishing, inventory = connection.trouble, self._writer.publishing, self._stock.inventory
+        trouble, publishing, inventory = connection.trouble, self._stored.publishing, self._stored.inventory
         if flight is None and publishing is not None:
             flight = InFlight(publishing.step, publishing.total_bytes, publishing.total_bytes)
         newest = None if inventory is None else inventory.newest
@@ -106,11 +100,11 @@ class Backup:
             next_attempt_wall=None if trouble is None else trouble.next_attempt_wall,
             locked_out=self.lease.locked_out,
             clock_skew=connection.skew,
-            checkpoints=self._stock.checkpoints(self.sets),
+            checkpoints=self._stored.checkpoints(self.sets),
             surplus=self._queue.surplus(),
             listed=inventory is not None,
             last_step=None if newest is None else newest.step,
-            last_published_wall=self._writer.last_wall,
+            last_published_wall=self._stored.last_wall,
             uploading_step=None if flight is None else flight.step,
             uploaded_bytes=0 if flight is None else flight.sent,
             total_bytes=0 if flight is None else flight.total,
@@ -120,13 +114,15 @@ class Backup:
             settles_in=self.lease.settles_in,
             abandoned_in_a_row=self._queue.abandoned_in_a_row,
             warnings=self._warnings(),
-            tally=self._tally.now,
+            upload_seconds=self._queue.upload_seconds,
+            save_seconds=self._queue.save_seconds,
+            skipped=self._queue.skipped,
             calls=connection.calls,
         )  # fmt: skip
 
     def _warnings(self) -> tuple[str, ...]:
         shortage = self.connection.shortage
-        return tuple(dict.fromkeys((*self._writer.warnings, *([shortage] if shortage else []))))
+        return tuple(dict.fromkeys((*self._stored.warnings, *([shortage] if shortage else []))))
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
@@ -143,10 +139,9 @@ class Backup:
     def notify(self) -> None:
         """Call after a rescan, which may have found a new complete checkpoint. Cheap."""
         self._wake.set()
-        if self._tasks and self._stock.inventory is not None:
-            lineage = self._run.lineage.id
-            stored = {(s.step, s.save_id) for s in self.sets if self._stock.find(s) is not None}
-            self._tally.see(self.sets, stored, lineage, newest_of_lineage(self._stock.inventory, lineage))
+        if self._tasks and self._stored.inventory is not None:
+            self._queue.see()
+        self._make_way()
 
     async def sync_now(self, step: int | None = None) -> None:
         """Upload and publish the newest complete checkpoint, or that of ``step``, now. Returns when it is in the store.
@@ -159,6 +154,7 @@ class Backup:
         self.lease.hurry()
         self._hurry.set()
         self._wake.set()
+        self._make_way()
         await answer
 
     def retry(self, step: int, save_id: str) -> None:
@@ -182,9 +178,9 @@ class Backup:
     async def unstored(self) -> Unstored:
         """What is not in the store: the newest checkpoint, pinned ones, and the newest one's exports."""
         newest, found = newest_complete(self.sets), self._queue.unstored()
-        if self._stock.inventory is None or (newest is not None and self._queue.lacks(newest)):
+        if self._stored.inventory is None or (newest is not None and self._queue.lacks(newest)):
             return found
-        pending, refused = await self._exports.unstored(self._stock.checkpoints(self.sets))
+        pending, refused = await self._exports.unstored(self._stored.checkpoints(self.sets))
         return Unstored((*found.pending, *pending), (*found.refused, *refused))
 
     async def abandon(self, step: int) -> None:
@@ -194,12 +190,10 @@ class Backup:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        await self._tally.load()
         await self._queue.load_gap()
         self.lease.start()
         self._tasks = [
             asyncio.create_task(self._work(), name="backup"),
-            asyncio.create_task(self._list_first(), name="what the store has"),
             asyncio.create_task(self._follow_lease(), name="backup follows the lease"),
             asyncio.create_task(self._watch_space(), name="space of what is sent"),
             asyncio.create_task(self._watch_silence(), name="silence of the store"),
@@ -218,20 +212,12 @@ class Backup:
         self._queue.disk.close()
         self.connection.close()
 
-    async def _list_first(self) -> None:
-        """Show what the store has also while another pod holds the run, or nothing can be sent."""
-        while self._stock.inventory is None:
-            with contextlib.suppress(PodwatchError, OSError):
-                await self._take_inventory()
-                self._wake.set()
-                return
-            await self._clock.sleep(random.uniform(BACKOFF_MIN, 4 * BACKOFF_MIN))
-
     async def _follow_lease(self) -> None:
         while True:
             await self.lease.turned()
             self._wake.set()
             self._hurry.set()
+            self._make_way()
             if not self.lease.may_upload and self._uploads.in_flight is not None:
                 self._uploads.stop("another pod holds the run, or its lease is not known any more")
 
@@ -275,7 +261,7 @@ class Backup:
             or self._clock.wall() - float(await self._journal.run(Journal.learned, SWEPT, 0.0)) < SWEEP_EVERY
         ):
             return
-        await self._writer.prune(self._live())
+        await self._stored.prune(self._live())
         await self.lease.tidy()
         self._journal.post(Journal.learn, SWEPT, self._clock.wall())
 
@@ -297,7 +283,7 @@ class Backup:
                 await self._pause()
                 continue
             if not more and not self._requests:
-                if self._sending_failed and self._stock.inventory is not None:
+                if self._sending_failed and self._stored.inventory is not None:
                     self._done_well()
                 await self._wake.wait()
 
@@ -312,7 +298,10 @@ class Backup:
         self.connection.well()
 
     async def _turn(self) -> bool:
-        """Do one thing, if there is one; whether something was done, so that the caller looks again."""
+        """Do one thing, if there is one; whether something was done, so that the caller looks again. What the store has
+        is shown also while another pod holds the run, or nothing can be sent."""
+        if self._stored.inventory is None:
+            await self._take_inventory()
         if why := self.why_not_ours():
             fix = "to take it over, run podwatch run --take-over"
             self._answer(LeaseLost(f"another pod holds this run: {why}", where=self.connection.url, fix=fix))
@@ -329,7 +318,7 @@ class Backup:
         except RootReplaced as error:  # what was sent stays sent: it continues once the directories are back
             self._answer(error)
             return False
-        if self.lease.holds and await self._follow_lineage():
+        if self.lease.holds and await self._follow_run():
             return True
         return await self._send_something()
 
@@ -350,12 +339,7 @@ class Backup:
         """With what the store has, and what an earlier podwatch was sending."""
         if self._queue.begun is None:
             await self._queue.load()
-            if self._stock.inventory is None:
-                await self._take_inventory()
-            assert self._stock.inventory is not None
-            await self._writer.report_missed(self._stock.inventory)
-        if self._stock.inventory is None:
-            await self._take_inventory()
+            await self._stored.report_missed()
         elif self._failures and await self._list_again() and not self._sending_failed:
             self._done_well()
         self._failures = min(self._failures, 1)
@@ -363,24 +347,24 @@ class Backup:
     async def _list_again(self) -> bool:
         """What was noted since the last listing is right, too: a publication lists its own save. So this can wait.
         Whether the store was listed."""
-        if not self.connection.allows(self._stock.names):
+        if not self.connection.allows(self._stored.names):
             return False
         await self._take_inventory()
         return True
 
     async def _take_inventory(self) -> None:
-        inventory = await self.connection.call(self._stock.take)
+        inventory = await self.connection.call(self._stored.take)
         if self.connection.works is None:
             self.connection.well()
         if inventory.stored:
             await self._run.note_stored()
         await self._queue.recognise()
 
-    async def _follow_lineage(self) -> bool:
+    async def _follow_run(self) -> bool:
         """Keep the pins, and let the pointer follow the run. Whether it was moved."""
         beat = self.lease.earlier_beat
-        await self._writer.keep_pins(foreign=beat is not None and beat.said.writer_id != self._run.record.writer_id)
-        return await self._writer.follow_lineage()
+        await self._stored.keep_pins(foreign=beat is not None and beat.said.writer_id != self._run.record.writer_id)
+        return await self._stored.move_pointer(newest_complete(self.sets))
 
     # -- sending and publishing ---------------------------------------------------------------------------------------
 
@@ -409,21 +393,20 @@ class Backup:
         """The newest checkpoint is in the store: what else can be done."""
         if not self.lease.holds:
             return False
-        if await self._writer.name_unnamed(newest_complete(self.sets)):
-            return True
-        if not self._writer.tidied:  # an earlier podwatch was killed between publication and retention
-            await self._writer.prune(self._live())
+        if not self._stored.tidied:  # an earlier podwatch was killed between publication and retention
+            await self._stored.prune(self._live())
         if (pinned := self._queue.pick_pinned()) is not None:
             return await self._attempt(pinned)
-        if await self._exports.carry(self._stock.checkpoints(self.sets), self.more_urgent):
+        if await self._exports.carry(self._stored.checkpoints(self.sets)):
             self._done_well()
             await self._list_again()
             return True
         return False
 
-    def more_urgent(self) -> bool:
-        """Whether anything waits that is more urgent than exports."""
-        return bool(self._requests) or self._queue.newer_waits() or not self.lease.holds
+    def _make_way(self) -> None:
+        """Exports wait for everything else."""
+        if self._exports.sending and (self._requests or self._queue.newer_waits() or not self.lease.holds):
+            self._uploads.stop("a new checkpoint is sent first")
 
     async def _attempt(self, chosen: CheckpointSet | OutgoingSave, served: _Request | None = None) -> bool:
         """Send and publish it; whether the caller looks again. ``served``: the request that this answers. One that came
@@ -458,7 +441,7 @@ class Backup:
                 raise UploadStopped(f"step {save.step} is not sent: this pod does not hold the run")
             intent, save = await self._queue.intend(save, self.lease.generation)
             self._queue.begin_gap(save.key)
-            hashes = await self._uploads.send(save, intent, urgent=self._is_urgent(save.step))
+            hashes = await self._uploads.send(save, urgent=self._is_urgent(save.step))
             if not self.lease.holds:
                 self._ahead = save.key
                 return
@@ -474,35 +457,35 @@ class Backup:
     def _is_urgent(self, step: int) -> bool:
         """Whether the upload of this step gives way to nothing: a newer save waits, nothing is stored yet, an operator
         waits for it, or training has ended."""
-        inventory = self._stock.inventory
+        inventory = self._stored.inventory
         first = inventory is None or not inventory.stored
-        return first or self._tally.newer_waits(step) or bool(self._requests) or self._queue.is_over()
+        return first or self._queue.newer_is_complete(step) or bool(self._requests) or self._queue.is_over()
 
     async def _publish(self, save: OutgoingSave, intent: SaveIntent, hashes: Mapping[str, str]) -> None:
         began = self._clock.monotonic()
         if not await self._queue.is_unchanged(save):
             raise SourceChanged("a file of it changed or disappeared", where=f"step {save.step}")
-        newest = save.step > self._queue.newest_stored() and not self._queue.waits_for_end(save)
-        stored = await self._writer.publish(save, intent, hashes, newest=newest)
+        newest = save.step > self._stored.newest_stored() and not self._queue.waits_for_end(save)
+        stored = await self._stored.publish(save, intent, hashes, newest=newest)
         self._ahead, self._queue.abandoned_in_a_row = None, 0
         self._done_well()
         await self._run.note_stored()
         await self._queue.release(save)
         if newest:
-            self._writer.say_published(stored)
+            self._stored.say_published(stored)
             took = max(self._clock.monotonic() - began, self._clock.wall() - save.began_wall)
-            self._tally.stored(save.key, seconds=took, save_seconds=self._save_gap())
+            self._queue.published(save, took)
         else:
             text = f"step {save.step} is in the store; a newer checkpoint stays the one to resume from"
             self.connection.say(EventName.STORED, text, step=save.step, bytes=stored.total_bytes)
-        if not await self._writer.prune(self._live()):
+        if not await self._stored.prune(self._live()):
             await self._list_again()
 
     def _live(self) -> set[SaveKey]:
         """Saves in the store that are being sent or fetched, or that this pod has and needs."""
         sending = {save.stored_key for save in self._queue.saves}
         fetched = {restore.fetching for restore in self.restores if restore.fetching is not None}
-        inventory = self._stock.inventory
+        inventory = self._stored.inventory
         used = self._run.in_use()
         return sending | fetched | {s.key for s in (inventory.saves if inventory is not None else ()) if s.step in used}
 

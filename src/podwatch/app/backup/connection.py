@@ -57,7 +57,6 @@ class StoreConnection:
         self._opened = 0
         self._what = ""
         self._lock = threading.Lock()
-        self._calls = dict[str, Counter[str]]()
         self._asked = 0
         self._silence: tuple[object, float] = (None, 0.0)
         """(what the store has answered so far, since when nothing more), while a call is in progress."""
@@ -71,7 +70,7 @@ class StoreConnection:
     def calls(self) -> Mapping[str, int]:
         """By class, since podwatch started."""
         with self._lock:
-            return dict(sum(self._calls.values(), Counter[str]()))
+            return dict(sum(map(Counter, self.budget.calls.values()), Counter[str]()))
 
     async def call(self, work: Callable[[Objects], T]) -> T:
         """``work`` with the open store, in the store's thread. Raises what it raises; ConfigurationError or
@@ -102,7 +101,6 @@ class StoreConnection:
     def count(self, who: str, calls: Mapping[str, int]) -> None:
         """Billed calls that ``who`` has made so far. From any thread."""
         with self._lock:
-            self._calls[who] = Counter(calls)
             self.budget.count(who, calls, self._clock.wall())
 
     def allows(self, names: int) -> bool:

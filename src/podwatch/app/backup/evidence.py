@@ -2,28 +2,26 @@
 gone. Scrubbed and bounded; unreadable files are left out. Everything here blocks.
 """
 
+import hashlib
 import io
 import os
 import stat
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from podwatch.domain.secrets import known_version, scrub
 from podwatch.sensors.log_tail import Sources, find
 from podwatch.store.evidence import Evidence, configuration, plain_name
 from podwatch.store.runs.start import named_configuration
-from podwatch.system.files import open_file
+from podwatch.system.files import opened
 
 MOST_LOGS = 8
 """Logs per round, most recently written first: launcher, trainer, orchestrator, inference, and some per rank."""
 BUNDLE_FILE_BYTES = 2 << 20
 MOST_BUNDLES = 30
 """As many bundles as the pod keeps itself."""
-_HEAD = 64
-"""Leading bytes that identify a file: a freed inode number is reused at once."""
 _WRITTEN_SECONDS = 2.0
 """An unfinished last line that is older counts as finished."""
 
@@ -38,75 +36,41 @@ def configs(paths: Iterable[str]) -> list[Evidence]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A log as read so far: whole lines up to ``offset``, scrubbed."""
-
-    device: int
-    inode: int
-    head: bytes
-    offset: int
-    text: str
-
-
 class LogEnds:
-    """The last ``most_bytes`` of each log. Scrubbing costs up to a second per megabyte, so only new text is scrubbed;
-    when the scrubber knows other values, everything is scrubbed again."""
+    """The last ``most_bytes`` of each log, in whole lines. What did not change is not scrubbed again: that costs half a
+    second per megabyte."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._known: dict[str, _Known] = {}
-        self._version = 0
+        self._scrubbed: dict[tuple[bytes, int], str] = {}
+        """By the digest of the lines and the values that the scrubber knew."""
 
     def read(self, sources: Sources, host: str) -> list[Evidence]:
         """``host`` is in the name, so that the next pod's logs do not replace this one's."""
-        if (version := known_version()) != self._version:
-            self._known, self._version = {}, version
-        ordered = sorted(find(sources), key=lambda pair: _mtime(pair[0]), reverse=True)[:MOST_LOGS]
-        self._known = {path: self._known[path] for path, _ in ordered if path in self._known}
+        newest = sorted(find(sources), key=lambda pair: _mtime(pair[0]), reverse=True)[:MOST_LOGS]
+        before, self._scrubbed = self._scrubbed, {}
         found = []
-        for path, inside in ordered:
-            text = self._end(path)
-            if text is not None:
+        for path, inside in newest:
+            if (lines := self._lines(Path(path))) is not None:
+                key = (hashlib.sha256(lines).digest(), known_version())
+                text = before.get(key) or _last(scrub(lines.decode(errors="replace")), self._most)
+                self._scrubbed[key] = text
                 name = plain_name(f"{host}__{inside.replace('/', '__')}")
                 found.append(Evidence("logs", name, text.encode(), fixed=False))
         return found
 
-    def _end(self, path: str) -> str | None:
-        descriptor = _open(Path(path), follow=True)  # find() has checked the link's target
-        if descriptor is None:
+    def _lines(self, path: Path) -> bytes | None:
+        """Its last lines; before them those of the log that was just rotated away, where there is room. An unfinished
+        line waits until it is still: half a line could be half a secret."""
+        end = _tail(path, self._most, follow=True)  # find() has checked the link's target
+        if end is None:
             return None
-        with suppress(OSError), os.fdopen(descriptor, "rb") as file:
-            info, head = os.fstat(descriptor), file.read(_HEAD)
-            known = self._known.get(path)
-            if known is None or not _same(known, info, head) or info.st_size - known.offset > self._most:
-                known = _Known(info.st_dev, info.st_ino, head, max(0, info.st_size - self._most), "")
-                fresh = _before(Path(path), self._most - info.st_size) if not known.offset else b""
-            else:
-                fresh = b""
-            file.seek(known.offset)
-            data = file.read(self._most)
-            whole, newline, rest = data.rpartition(b"\n")
-            lines = fresh + whole + newline
-            if known.offset and not known.text:
-                lines = lines.partition(b"\n")[2]  # half a line could be half a secret
-            text = _last(known.text + scrub(lines.decode(errors="replace")), self._most)
-            self._known[path] = _Known(info.st_dev, info.st_ino, head, known.offset + len(whole + newline), text)
-            if rest and time.time() - info.st_mtime > _WRITTEN_SECONDS:
-                text += scrub(rest.decode(errors="replace"))
-            return text
-        return None
-
-
-def _same(known: _Known, info: os.stat_result, head: bytes) -> bool:
-    where = (info.st_dev, info.st_ino) == (known.device, known.inode)
-    return where and head.startswith(known.head) and info.st_size >= known.offset
-
-
-def _before(path: Path, most: int) -> bytes:
-    """The end of a just-rotated log's predecessor, from the start of a line."""
-    data = _tail(path.with_name(f"{path.name}.1"), most) if most > 0 else None
-    return b"" if data is None else data if len(data) < most else data.partition(b"\n")[2]
+        data, info = end
+        whole, newline, rest = data.rpartition(b"\n")
+        lines = whole + newline + (rest if time.time() - info.st_mtime > _WRITTEN_SECONDS else b"")
+        room = self._most - info.st_size
+        before = _tail(path.with_name(f"{path.name}.1"), room) if room > 0 else None
+        return lines if before is None else before[0] + lines
 
 
 def _last(text: str, most: int) -> str:
@@ -139,10 +103,9 @@ def _packed(directory: Path, mtime: int) -> bytes:
         tarfile.open(fileobj=packed, mode="w") as archive,
     ):
         for name in sorted(os.listdir(directory)) if directory.is_dir() else ():  # noqa: PTH208 - names only
-            data = _read(directory / name, BUNDLE_FILE_BYTES)
-            if data is None:
+            if (found := _tail(directory / name, BUNDLE_FILE_BYTES)) is None:
                 continue
-            clear = scrub(data.decode(errors="replace")).encode()
+            clear = scrub(found[0].decode(errors="replace")).encode()
             member = tarfile.TarInfo(plain_name(name))
             member.size, member.mtime, member.mode = len(clear), mtime, 0o600
             archive.addfile(member, io.BytesIO(clear))
@@ -155,31 +118,14 @@ def _mtime(path: str) -> float:
     return 0.0
 
 
-def _open(path: Path, *, follow: bool = False) -> int | None:
-    """A regular file that the one who named it may read (``system.files``), or None."""
-    try:
-        if not follow and stat.S_ISLNK(os.lstat(path).st_mode):
-            return None
-        return open_file(path, shown=True)
-    except (OSError, ValueError):
-        return None
-
-
-def _read(path: Path, most: int) -> bytes | None:
-    descriptor = _open(path)
-    if descriptor is None:
-        return None
-    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
-        return file.read(most)
-    return None
-
-
-def _tail(path: Path, most: int) -> bytes | None:
-    descriptor = _open(path)
-    if descriptor is None:
-        return None
-    with suppress(OSError), os.fdopen(descriptor, "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - most))
-        return file.read(most)
+def _tail(path: Path, most: int, *, follow: bool = False) -> tuple[bytes, os.stat_result] | None:
+    """The last bytes of a regular file that the one who named it may read, from the start of a line where it has more;
+    None for anything else. ``follow``: it can be a link."""
+    with suppress(OSError, ValueError):
+        if follow or not stat.S_ISLNK(os.lstat(path).st_mode):
+            with opened(path, shown=True) as file:
+                info = os.fstat(file.fileno())
+                file.seek(max(0, info.st_size - most))
+                data = file.read(most)
+                return (data if info.st_size <= most else data.partition(b"\n")[2]), info
     return None

@@ -4,21 +4,19 @@ They never delay a checkpoint: a new one stops their upload, which continues lat
 the files, so that whatever a crash leaves is known, and again once all of them are there.
 """
 
-import asyncio
-import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 
 from podwatch.app.backup.connection import StoreConnection
 from podwatch.app.backup.outbox import Outbox, OutgoingSave, outgoing_files, used_parts
 from podwatch.app.backup.run_side import RunSide
-from podwatch.app.backup.store_writer import StoreWriter
+from podwatch.app.backup.stored_run import StoredRun
 from podwatch.app.backup.uploads import Uploads, UploadStopped
+from podwatch.checkpoints.formats.safetensors import read_index
 from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
 from podwatch.checkpoints.scan import is_temporary, scan_part
 from podwatch.checkpoints.shapes import PartDir, PartFiles
@@ -33,17 +31,15 @@ from podwatch.store.interfaces import list_save, read_or_none
 from podwatch.store.inventory import SaveKey, missing_objects
 from podwatch.store.keys import EXPORTS, pieces
 from podwatch.store.runs.start import looks_like_a_key
-from podwatch.store.transfer.job import SentPiece
 from podwatch.store.transfer.send import SourceChanged, SourceForeign
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
-from podwatch.system.files import read_file
 from podwatch.system.pinned_directories import HIDDEN
 
 AGAIN_SECONDS = 600.0
 """Seconds until a part that is missing or could not be sent is read again, which costs a listing on disk."""
 LOOK_SECONDS = 1.0
-"""Seconds within which such an upload makes way for a new checkpoint."""
+"""Seconds until a part that is still written is read again, at least."""
 
 
 EXTRA = "extra"
@@ -51,20 +47,18 @@ EXTRA = "extra"
 MOST_FILES = 10_000
 """Limit for ``extra``: an exported model has a hundred files; a tree of rollouts does not belong to a milestone."""
 _INDEX = ".safetensors.index.json"
-_INDEX_BYTES = 64 << 20
-
-
-class Occasion(StrEnum):
-    MILESTONE = "milestone"
-    FINAL = "final"
 
 
 @dataclass(frozen=True, slots=True)
 class DueExport:
-    """A stored save that gets exports."""
+    """A stored save that gets exports. ``final``: the last one of a run that has ended, else a milestone."""
 
     saved: StoredCheckpoint
-    occasion: Occasion
+    final: bool = False
+
+    @property
+    def key(self) -> tuple[SaveKey, bool]:
+        return (self.saved.key, self.final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +79,9 @@ def due_exports(stored: Sequence[StoredCheckpoint], *, finished: bool) -> Iterat
         if not save.here:
             continue
         if finished and save is whole[-1]:
-            yield DueExport(save, Occasion.FINAL)
+            yield DueExport(save, final=True)
         elif save.milestone:
-            yield DueExport(save, Occasion.MILESTONE)
+            yield DueExport(save)
 
 
 class Exports:
@@ -95,22 +89,24 @@ class Exports:
 
     def __init__(
         self, settings: Settings, run: RunSide, catalogue: Catalogue, clock: Clock, connection: StoreConnection,
-        outbox: Outbox, uploads: Uploads, writer: StoreWriter,
+        outbox: Outbox, uploads: Uploads, run_in_store: StoredRun,
     ) -> None:  # fmt: skip
         self._settings, self._run, self._catalogue, self._clock = settings, run, catalogue, clock
-        self._connection, self._outbox, self._uploads, self._writer = connection, outbox, uploads, writer
+        self._connection, self._outbox, self._uploads, self._stored = connection, outbox, uploads, run_in_store
         self._disk = Worker("exports")
         self._known: dict[SaveKey, SaveExports | None] = {}
-        self._again: dict[tuple[SaveKey, Occasion], float] = {}
+        self._again: dict[tuple[SaveKey, bool], float] = {}
         self._told: set[tuple[int, str, str]] = set()
+        self.sending = False
+        """A new checkpoint is sent first: its upload may be stopped at any time."""
 
-    async def carry(self, stored: Sequence[StoredCheckpoint], more_urgent: Callable[[], bool]) -> bool:
+    async def carry(self, stored: Sequence[StoredCheckpoint]) -> bool:
         """Send what is owed and ready now; whether anything was sent. Leaves out what cannot be sent. Raises
         RemoteError for store trouble, LeaseLost when another pod holds the run."""
         now = self._clock.monotonic()
         for due in due_exports(stored, finished=self._run.finished):
-            if self._again.get((due.saved.key, due.occasion), now) <= now and (found := await self._ready(due)):
-                return await self._carry(due, found, more_urgent)
+            if self._again.get(due.key, now) <= now and (found := await self._ready(due)):
+                return await self._carry(due, found)
         return False
 
     async def unstored(self, stored: Sequence[StoredCheckpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -127,16 +123,11 @@ class Exports:
 
     async def _ready(self, due: DueExport) -> list[PartFiles]:
         """The parts that are whole, quiet and not stored yet."""
-        key = (due.saved.key, due.occasion)
-        self._again[key] = self._clock.monotonic() + AGAIN_SECONDS
-        found = []
-        owed = await self._owed(due)
-        if not owed:
-            self._again[key] = math.inf if due.occasion is not Occasion.FINAL else self._again[key]
+        owed, now, found = await self._owed(due), self._clock.monotonic(), []
+        self._again[due.key] = now + AGAIN_SECONDS if owed or due.final else math.inf
         for part, state in owed:
             if state.problem:
-                soon = max(LOOK_SECONDS, self._settings.checkpoints.settle_weak)
-                self._again[key] = self._clock.monotonic() + soon
+                self._again[due.key] = now + max(LOOK_SECONDS, self._settings.checkpoints.settle_weak)
                 self._leave_out(due, part.name, state.problem)
             elif not state.absent:
                 found.append(state.found)
@@ -152,7 +143,7 @@ class Exports:
         owed = []
         for part in self._parts(contents):
             there = {entry for entry in stored if entry[0] == part.name}
-            if there and due.occasion is not Occasion.FINAL:
+            if there and not due.final:
                 continue
             state = await self._read_part(part)
             if state.problem or state.absent or there != {(part.name, f.path, f.size) for f in state.found.files}:
@@ -203,39 +194,42 @@ class Exports:
 
     # -- sending
 
-    async def _carry(self, due: DueExport, found: list[PartFiles], more_urgent: Callable[[], bool]) -> bool:
-        key, names = (due.saved.key, due.occasion), ", ".join(p.part.name for p in found)
+    async def _carry(self, due: DueExport, found: list[PartFiles]) -> bool:
+        step, names = due.saved.step, ", ".join(p.part.name for p in found)
         try:
-            await self._store(due.saved, found, more_urgent)
+            await self._store(due.saved, found)
         except UploadStopped:
-            self._again.pop(key, None)  # continues as soon as there is time
+            self._again.pop(due.key, None)  # continues as soon as there is time
             return False
         except (SourceChanged, SourceForeign, HostError, IntegrityError) as error:
-            self._again[key] = self._clock.monotonic() + AGAIN_SECONDS
+            self._again[due.key] = self._clock.monotonic() + AGAIN_SECONDS
             self._leave_out(due, names, error.what)
             return False
-        self._again.pop(key, None)
-        step = due.saved.step
-        text = f"step {step}: {names} stored with it ({due.occasion})"
+        self._again.pop(due.key, None)
+        text = f"step {step}: {names} stored with it ({'final' if due.final else 'milestone'})"
         self._connection.say(EventName.OPTIONAL_PARTS, text, step=step)
         return True
 
-    async def _store(self, saved: StoredCheckpoint, found: list[PartFiles], more_urgent: Callable[[], bool]) -> None:
+    async def _store(self, saved: StoredCheckpoint, found: list[PartFiles]) -> None:
         save = self._outgoing(saved, found)
         before = await self._exports_of(saved)
         own = set(used_parts(save.files))
         others = [] if before is None else [f for f in before.files if f.part not in own and f.hashes]
         named = [*others, *(replace(file, inode=0, device=0) for file in save.files)]
         document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(named))
-        await self._writer.write_exports(document)
-        sent = await self._move(save, more_urgent)
+        await self._stored.write_exports(document)
+        self.sending = True
+        try:
+            sent = await self._uploads.send(save)
+        finally:
+            self.sending = False
         folder = self._connection.keys.save(*saved.key)
         there = await self._connection.call(lambda store: list_save(store, folder))
-        files = [f if f.hashes or f.name not in sent else replace(f, hashes=(sent[f.name].hash,)) for f in named]
+        files = [f if f.hashes or f.name not in sent else replace(f, hashes=(sent[f.name],)) for f in named]
         if not all(f.hashes for f in files) or missing_objects(pieces(files, EXPORT_BYTES), there):
             raise IntegrityError("an uploaded file is missing or different in the store", where=folder)
         whole = replace(document, files=tuple(files), complete=True)
-        await self._writer.write_exports(whole)
+        await self._stored.write_exports(whole)
         self._known[saved.key] = whole
 
     def _outgoing(self, saved: StoredCheckpoint, found: list[PartFiles]) -> OutgoingSave:
@@ -244,19 +238,6 @@ class Exports:
             EXPORT_BYTES, outgoing_files(f for p in found for f in p.files),
             {p.part.name: str(p.part.path) for p in found},
         )  # fmt: skip
-
-    async def _move(self, save: OutgoingSave, more_urgent: Callable[[], bool]) -> dict[str, SentPiece]:
-        """Send what the local list lacks, and return that list."""
-        lines = await self._disk.call(self._outbox.sent, save)
-        done = tuple(f.name for f in save.files if f.name in lines and lines[f.name].identity == f.identity)
-        if len(done) < len(save.files):
-            sending = asyncio.ensure_future(self._uploads.send_exports(save, done))
-            while not sending.done():
-                await asyncio.wait({sending}, timeout=LOOK_SECONDS)
-                if more_urgent() and not sending.done():
-                    self._uploads.stop("a new checkpoint is sent first")
-            await sending
-        return await self._disk.call(self._outbox.sent, save)
 
 
 # -- what a part contains now, and whether that can be stored; blocks ------------------------------------------------
@@ -323,11 +304,13 @@ def _without_shards(root: Path, files: Sequence[FileEntry]) -> str:
     there = {f.path for f in files}
     for index in sorted(p for p in there if p.endswith(_INDEX)):
         try:
-            named = set(map(str, json.loads(read_file(root / index, _INDEX_BYTES))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            listed = read_index(root / index)
+        except OSError:
             return f"{index} cannot be read"
+        if listed.problem:
+            return f"{index} {listed.problem}"
         folder = index.rpartition("/")[0]
-        missing = sorted(n for n in named if (f"{folder}/{n}" if folder else n) not in there)
+        missing = sorted(n for n in listed.shards if (f"{folder}/{n}" if folder else n) not in there)
         if missing:
             return f"{index} names {missing[0]}, which does not exist"
     return ""

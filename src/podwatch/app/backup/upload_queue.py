@@ -5,15 +5,14 @@ recorded before its first byte leaves, and given up only with a reason.
 """
 
 import secrets
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from podwatch.app.backup.connection import StoreConnection
 from podwatch.app.backup.outbox import Outbox, OutgoingSave, outgoing_files, outgoing_links, used_parts
 from podwatch.app.backup.run_side import RunSide
-from podwatch.app.backup.stock import Stock, newest_of_lineage
-from podwatch.app.backup.store_writer import StoreWriter
-from podwatch.app.backup.tally import CheckpointTally
+from podwatch.app.backup.stored_run import StoredRun
 from podwatch.app.backup.uploads import Uploads, UploadStopped
 from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
 from podwatch.config.settings import Settings
@@ -27,7 +26,7 @@ from podwatch.store.documents import SaveIntent
 from podwatch.store.inventory import REUSED_SECONDS, SaveKey
 from podwatch.store.retention import RetentionRules, keeps
 from podwatch.store.transfer.send import SourceChanged, SourceForeign
-from podwatch.store.uploads import PINNED, Begun, Waiting, next_upload, why_given_up
+from podwatch.store.uploads import PINNED, PUBLICATIONS, Begun, Waiting, next_upload, why_given_up
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import boot_id
@@ -47,16 +46,17 @@ class Unstored:
 
 
 class UploadQueue:
-    """Loop-side object. ``disk``: the thread that looks after links and records."""
+    """Loop-side object. ``disk``: the thread that looks after links and records. ``save_gap``: seconds from one save to
+    the next."""
 
     def __init__(
         self, settings: Settings, run: RunSide, catalogue: Catalogue, journal: AsyncJournal, clock: Clock,
-        connection: StoreConnection, stock: Stock, outbox: Outbox, uploads: Uploads, tally: CheckpointTally,
-        writer: StoreWriter,
+        connection: StoreConnection, stored: StoredRun, outbox: Outbox, uploads: Uploads,
+        save_gap: Callable[[], float | None],
     ) -> None:  # fmt: skip
         self._settings, self._run, self._catalogue, self._clock = settings, run, catalogue, clock
-        self._journal, self._connection, self._stock, self._outbox = journal, connection, stock, outbox
-        self._uploads, self._tally, self._writer = uploads, tally, writer
+        self._journal, self._connection, self._stored, self._outbox = journal, connection, stored, outbox
+        self._uploads, self._save_gap = uploads, save_gap
         self._rules = RetentionRules(settings.sync.keep_last, settings.sync.keep_every)
         self.disk = Worker("outbox")
         self.begun: dict[SaveKey, OutgoingSave] | None = None
@@ -64,6 +64,12 @@ class UploadQueue:
         self.void: dict[SaveKey, str] = {}
         """Checkpoints that are not sent again, and why."""
         self.abandoned_in_a_row = 0
+        self._waiting: dict[SaveKey, str] = {}
+        """Complete checkpoints, with their lineage, that were seen since neither they nor a newer one was stored."""
+        self._skipped: deque[int] = deque(maxlen=PUBLICATIONS)
+        """How many of them each publication skipped."""
+        self.upload_seconds: float | None = None
+        self.save_seconds: float | None = None
         self._ended = False
         """The run has ended here: pinned checkpoints are uploaded, too."""
         self._gap_from: float | None = None
@@ -98,14 +104,46 @@ class UploadQueue:
     async def recognise(self) -> None:
         """Those whose files are in the store are this run's, also where run.json and their records were lost."""
         for found in self._catalogue.sets:
-            saved = None if found.ours or not found.complete else self._stock.find(found)
+            saved = None if found.ours or not found.complete else self._stored.find(found)
             if saved is not None and saved.manifest is not None:
                 start_id = saved.manifest.start_id or saved.save_id
                 await self.disk.call(self._catalogue.recognise, found, start_id, saved.manifest.lineage)
 
     def lacks(self, found: CheckpointSet) -> bool:
         """Whether it is not in the store."""
-        return self._stock.find(found) is None
+        return self._stored.find(found) is None
+
+    def see(self) -> None:
+        """After a rescan. An earlier podwatch has reported what is older than the newest in the store."""
+        lineage, last = self._run.lineage.id, self._stored.newest_stored()
+        for found in self.sets:
+            key = (found.step, found.save_id)
+            if found.complete and found.save_id and not found.earlier and not found.held and found.step >= last:
+                if key not in self._waiting and self._is_sendable(found):
+                    self._waiting = {k: line for k, line in self._waiting.items() if k[0] != found.step}  # saved again
+                    self._waiting[key] = lineage
+            else:
+                self._waiting.pop(key, None)
+
+    def newer_is_complete(self, step: int) -> bool:
+        lineage = self._run.lineage.id
+        return any(key[0] > step and line == lineage for key, line in self._waiting.items())
+
+    @property
+    def skipped(self) -> int:
+        """Checkpoints that the last publications skipped."""
+        return sum(self._skipped)
+
+    def published(self, save: OutgoingSave, seconds: float) -> None:
+        """After so many seconds of upload. Older checkpoints that wait are not sent any more."""
+        lineage = self._run.lineage.id
+        older = sorted(k[0] for k, line in self._waiting.items() if k[0] < save.step and line == lineage)
+        self._waiting = {k: line for k, line in self._waiting.items() if k[0] > save.step and line == lineage}
+        for step in older:
+            text = f"step {step} is not uploaded: the newer step {save.step} was uploaded first"
+            self._connection.say(EventName.UPLOAD_SKIPPED, text, step=step, newer_step=save.step)
+        self._skipped.append(len(older))
+        self.upload_seconds, self.save_seconds = seconds, self._save_gap() or self.save_seconds
 
     def _is_sendable(self, found: CheckpointSet) -> bool:
         return self.lacks(found) and (found.step, found.save_id) not in self.void
@@ -133,18 +171,13 @@ class UploadQueue:
         """Complete checkpoints, except the newest, that the store lacks and would not keep. None of them is sent unless
         an operator asks: an upload is begun only for the newest or a pinned one, and given up once a newer is stored.
         """
-        inventory, sets, pins = self._stock.inventory, self.sets, self._pinned()
+        inventory, sets, pins = self._stored.inventory, self.sets, self._pinned()
         if inventory is None:
             return frozenset()
         rules, lineage, newest = self._rules, self._run.lineage.id, newest_whole(sets)
         older = (s for s in sets if s.complete and not s.held and s.step not in pins and s is not newest)
         lacked = (s for s in older if not keeps(inventory, rules, s.step, lineage=lineage) and self.lacks(s))
         return frozenset((s.step, s.save_id) for s in lacked)
-
-    def newest_stored(self) -> int:
-        """The highest step of this lineage in the store; -1 if there is none."""
-        inventory = self._stock.inventory
-        return -1 if inventory is None else newest_of_lineage(inventory, self._run.lineage.id)
 
     # -- the end of the run
 
@@ -208,18 +241,18 @@ class UploadQueue:
         return save.linked and save.boot_id == boot_id()
 
     def _is_stored(self, save: OutgoingSave) -> bool:
-        inventory = self._stock.inventory
+        inventory = self._stored.inventory
         return inventory is not None and save.stored_key in inventory.stored
 
     def waits_for_end(self, save: OutgoingSave) -> bool:
         """A pinned one that is not the newest: the next checkpoint would wait for it."""
-        return save.step in self._pinned() and save.step < self.newest_stored() and not self.is_over()
+        return save.step in self._pinned() and save.step < self._stored.newest_stored() and not self.is_over()
 
     def _as_begun(self, save: OutgoingSave) -> Begun:
         found = next((s for s in self.sets if s.step == save.step), None)
         return Begun(
             save.step, save.save_id, found, linked=save.linked, void=save.key in self.void,
-            same_lineage=save.lineage == self._run.lineage.id, newest_stored=self.newest_stored(),
+            same_lineage=save.lineage == self._run.lineage.id, newest_stored=self._stored.newest_stored(),
             pinned=save.step in self._pinned(), scanned=bool(self._catalogue.sets),
         )  # fmt: skip
 
@@ -248,7 +281,7 @@ class UploadQueue:
             return begun
         contents = await self._contents(chosen)
         save = self._outgoing(chosen, contents)
-        known = self._stock.inventory
+        known = self._stored.inventory
         assert known is not None
         same = known.find_unfinished(chosen.step, save.files, self._run.record.writer_id)
         if same is not None and same.intent is not None and same.intent.piece_size == save.piece_size:
@@ -288,7 +321,7 @@ class UploadQueue:
     async def intend(self, save: OutgoingSave, generation: int) -> tuple[SaveIntent, OutgoingSave]:
         """The intent in the store, which is written first where there is none. An old one can be about to be swept:
         then the save is sent under a new name."""
-        inventory = self._stock.inventory
+        inventory = self._stored.inventory
         assert inventory is not None
         found = next((u for u in inventory.unfinished if u.key == save.stored_key), None)
         young = found is not None and inventory.store_wall - found.newest_wall < REUSED_SECONDS
@@ -305,7 +338,7 @@ class UploadQueue:
             raise SourceChanged(f"its files cannot be stored: {error}", where=f"step {save.step}") from error
         text = f"step {save.step}: upload started"
         self._connection.say(EventName.UPLOAD_STARTED, text, step=save.step, bytes=save.total_bytes)
-        await self._writer.begin(intent)
+        await self._stored.begin(intent)
         return intent, save
 
     # -- what ends it
@@ -349,7 +382,7 @@ class UploadQueue:
         if self._is_in_flight(save):
             self._uploads.stop(why)
             return  # whoever sends it abandons it
-        self._tally.abandoned(save.key)
+        self._waiting.pop(save.key, None)
         await self.release(save)
         text = f"step {save.step}: {'interrupted upload not continued' if interrupted else 'upload abandoned'}: {why}"
         self._connection.say(EventName.UPLOAD_ABANDONED, text, step=save.step)
@@ -358,7 +391,7 @@ class UploadQueue:
         """Its upload failed for good."""
         foreign = isinstance(error, SourceForeign)
         self.void[key] = error.what if foreign else CHANGED
-        self._tally.abandoned(key)
+        self._waiting.pop(key, None)
         if (save := (self.begun or {}).get(key)) is not None:
             await self.release(save)
         in_a_row = self.abandoned_in_a_row = self.abandoned_in_a_row + isinstance(error, SourceChanged)

@@ -12,8 +12,8 @@ from podwatch.app.backup.connection import StoreConnection
 from podwatch.app.backup.outbox import Outbox, OutgoingSave
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import HostError
-from podwatch.store.documents import SaveIntent
 from podwatch.store.interfaces import list_save
+from podwatch.store.keys import pieces
 from podwatch.store.objects.access import access_for
 from podwatch.store.transfer.job import TransferJob, stored_pieces
 from podwatch.store.transfer.start import Transfer
@@ -78,31 +78,26 @@ class Uploads:
         if self._running is not None:
             self._running.kill()
 
-    async def send(self, save: OutgoingSave, intent: SaveIntent, *, urgent: bool) -> dict[str, str]:
+    async def send(self, save: OutgoingSave, *, urgent: bool = False) -> dict[str, str]:
         """Send what the store lacks; the hash of each object, by name. Raises SourceChanged or SourceForeign where the
         save is void, UploadStopped, or what the store raises. ``urgent``: it gives way to nothing."""
-        done = await self._stored(save, intent.piece_size)
-        sizes = {piece.name: piece.size for piece in intent.objects()}
+        done = await self._already_stored(save)
+        sizes = {piece.name: piece.size for piece in pieces(save.files, save.piece_size)}
         if len(done) < len(sizes):
             before = sum(sizes[name] for name in done)
             await self._move(self._job(save, done, urgent=urgent), save, InFlight(save.step, before, save.total_bytes))
         return {name: line.hash for name, line in (await self._worker.call(self._outbox.sent, save)).items()}
 
-    async def send_exports(self, save: OutgoingSave, done: tuple[str, ...]) -> None:
-        """Send the files that are not ``done``. Raises as ``send``."""
-        job = self._job(save, done)
-        await self._move(job, save, InFlight(save.step, 0, sum(piece.size for piece in job.objects())))
-
-    async def _stored(self, save: OutgoingSave, piece_size: int) -> tuple[str, ...]:
+    async def _already_stored(self, save: OutgoingSave) -> tuple[str, ...]:
         """The names of pieces that a line of the local list and the listing prove."""
         lines = await self._worker.call(self._outbox.sent, save)
         if not lines:
             return ()
         folder = self._connection.keys.save(*save.stored_key)
         there = await self._connection.call(lambda store: list_save(store, folder))
-        return stored_pieces(save.files, piece_size, lines, there)
+        return stored_pieces(save.files, save.piece_size, lines, there)
 
-    def _job(self, save: OutgoingSave, done: tuple[str, ...], *, urgent: bool = False) -> TransferJob:
+    def _job(self, save: OutgoingSave, done: tuple[str, ...], *, urgent: bool) -> TransferJob:
         """Without its roots, which are opened when it starts."""
         sync, rights = self._settings.sync, self._outbox.workspace.tree.rights
         owner = os.geteuid() if rights is None else rights.uid

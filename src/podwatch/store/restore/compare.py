@@ -7,7 +7,7 @@ files stay cached.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,19 +102,6 @@ def has_link(tree: PinnedTree, target: Path, link: SymlinkEntry) -> bool:
             return os.readlink(name, dir_fd=directory) == link.target
     except (OSError, HostError):
         return False
-
-
-def parts_of(manifest: SaveManifest) -> frozenset[str]:
-    return frozenset(f.part for f in manifest.files) | frozenset(link.part for link in manifest.symlinks)
-
-
-def by_part(manifest: SaveManifest) -> Iterator[tuple[str, list[FileEntry], list[SymlinkEntry]]]:
-    """Each part with its files and links, in the order in which they are put in place: the part with the newest file
-    last, because a save's end is written last."""
-    parts = parts_of(manifest)
-    files = {part: [f for f in manifest.files if f.part == part] for part in parts}
-    for part in sorted(parts, key=lambda part: (max((f.mtime_ns for f in files[part]), default=0), part)):
-        yield part, files[part], [link for link in manifest.symlinks if link.part == part]
 
 
 def in_order(files: Iterable[FileEntry]) -> list[FileEntry]:

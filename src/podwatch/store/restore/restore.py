@@ -7,7 +7,7 @@ document is read, each piece is hashed, and what has all its hashes is inspected
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,22 +17,22 @@ from podwatch.checkpoints.records import RecordFiles
 from podwatch.checkpoints.shapes import PartDir
 from podwatch.checkpoints.trackers import repair_trackers
 from podwatch.domain.checkpoint import FileEntry, SymlinkEntry
-from podwatch.domain.errors import HostError, IntegrityError, RemoteError, SaveGone
+from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, RemoteError, SaveGone
 from podwatch.domain.run import valid_ids
-from podwatch.store.documents import SaveManifest
+from podwatch.store.documents import EXPORT_BYTES, SaveManifest
 from podwatch.store.inventory import DocumentCache, Inventory, SaveKey, Stored, take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
 from podwatch.store.objects.open import open_objects
 from podwatch.store.restore.choose import candidates, passed_over, was_started_afresh
-from podwatch.store.restore.compare import by_part, has_file, has_link, in_order, parts_of
-from podwatch.store.restore.exports import RestoredExports, fetch_exports
+from podwatch.store.restore.compare import has_file, has_link, in_order
+from podwatch.store.restore.exports import RestoredExports, export_target, read_exports
 from podwatch.store.restore.inspect_staged import StagedDamaged, inspect_staged
-from podwatch.store.restore.place import Placing
 from podwatch.store.restore.staging import StagedPart, StagingArea
 from podwatch.store.transfer.job import TransferJob
 from podwatch.store.transfer.start import Transfer
 from podwatch.system.own_directories import Workspace
+from podwatch.system.pinned_directories import PinnedTree
 
 if TYPE_CHECKING:
     from podwatch.store.objects.access import Access
@@ -72,6 +72,33 @@ class Restored:
     train_command: tuple[str, ...] = ()
     wandb: dict[str, str] = field(default_factory=dict)
     exports: RestoredExports = field(default_factory=RestoredExports)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is brought to its place as one: a checkpoint, or one part of its exported weights. ``name``: of its staging
+    directory; ``targets``: by part, of which ``files`` can have more; ``shared``: parts whose directory belongs to many
+    steps; ``manifest``: of a checkpoint that this layout can inspect."""
+
+    name: str
+    save: Stored
+    files: tuple[FileEntry, ...]
+    piece_size: int
+    targets: Mapping[str, Path]
+    links: tuple[SymlinkEntry, ...] = ()
+    shared: frozenset[str] = frozenset()
+    manifest: SaveManifest | None = None
+
+    def missing(self, tree: PinnedTree) -> dict[str, Path]:
+        """The parts that are not at their targets, byte for byte, with the targets: the part with the newest file last,
+        because a save's end is written last."""
+        found = []
+        for part, target in self.targets.items():
+            files = [file for file in self.files if file.part == part]
+            whole = all(has_file(tree, target, file, self.piece_size) for file in files)
+            if not whole or not all(has_link(tree, target, link) for link in self.links if link.part == part):
+                found.append((max((file.mtime_ns for file in files), default=0), part))
+        return {part: self.targets[part] for _, part in sorted(found)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +163,7 @@ class Restorer:
                     raise self._none(inventory, step, refused)
                 tried.add((save.key, save.hash))
                 try:
-                    restored = self._bring(save, to, progress, doubts=step is not None)
+                    restored = self._restore(save, to, progress, doubts=step is not None)
                 except IntegrityError as error:
                     refused.append(f"step {save.step}: {error}")
                     continue
@@ -152,7 +179,7 @@ class Restorer:
                 raise SaveGone("the checkpoint is not in the store any more", where=self._where(store, key))
             if save.problem:
                 raise IntegrityError(save.problem, where=self._where(store, key))
-            return self._bring(save, None, progress, doubts=doubts)
+            return self._restore(save, None, progress, doubts=doubts)
 
     def kill(self) -> None:
         """End a running fetch, from any thread; the next one continues from there."""
@@ -162,7 +189,7 @@ class Restorer:
 
     # -- one save ---------------------------------------------------------------------------------------------------
 
-    def _bring(self, save: Stored, to: Path | None, progress: RestoreProgress | None, *, doubts: bool) -> Restored:
+    def _restore(self, save: Stored, to: Path | None, progress: RestoreProgress | None, *, doubts: bool) -> Restored:
         manifest = save.manifest
         assert manifest is not None
         known = self._layout.name == manifest.layout
@@ -172,43 +199,66 @@ class Restorer:
                 where="[trainer] layout",
                 fix="correct the layout, or restore into another directory with --to DIR",
             )
+        parts = sorted({f.part for f in manifest.files} | {link.part for link in manifest.symlinks})
         if known:
-            self._layout.expect_parts(parts_of(manifest))
-        targets = {part: self._target(part, save.step, to) for part, _, _ in by_part(manifest)}
-        area = StagingArea(self._workspace, to, f"{save.step}-{save.save_id}-{save.hash[-8:]}")
-        with area.alone(), self._noted(save):
-            staged = area.prepare(self._missing(area, manifest, targets), self._shared(to))
-            try:
-                downloaded = self._fetch(area, manifest, progress)
-                doubt = self._inspect(manifest, staged, targets, doubts=doubts, place=to is None) if known else ""
-            except IntegrityError:
-                area.forget()
-                raise
-            placing = Placing(self._workspace, area.tree, save.step, manifest.lineage, in_place=to is None)
-            for part in staged:
-                placing.put(part)
-            area.clean()
+            self._layout.expect_parts(parts)
+        wanted = _Wanted(
+            f"{save.step}-{save.save_id}-{save.hash[-8:]}", save, manifest.files, manifest.piece_size,
+            {part: self._target(part, save.step, to) for part in parts}, manifest.symlinks,
+            self._layout.shared_parts if to is None else frozenset(), manifest if known else None,
+        )  # fmt: skip
+        self.fetching = save.key
+        try:
+            area, downloaded, doubt = self._bring(wanted, to, progress, doubts=doubts)
+        finally:
+            self.fetching = None
         if to is None:
             # Without its tracker a checkpoint counts as unfinished; a tracker that names a step is the trainer's.
             repair_trackers(self._layout.trackers(save.step), self._workspace.tree, only_missing=True)
         if progress is not None:
             progress(save.total_bytes, save.total_bytes)
         return Restored(
-            save.step, save.save_id, manifest.lineage, tuple(str(targets[part]) for part in sorted(targets)),
-            save.total_bytes, downloaded, tuple(placing.moved), (), doubt, manifest.train_command,
-            valid_ids(manifest.wandb),
+            save.step, save.save_id, manifest.lineage, tuple(map(str, wanted.targets.values())), save.total_bytes,
+            downloaded, tuple(area.moved), (), doubt, manifest.train_command, valid_ids(manifest.wandb),
         )  # fmt: skip
 
-    @contextlib.contextmanager
-    def _noted(self, save: Stored) -> Iterator[None]:
-        self.fetching = save.key
+    def _exports(self, store: Objects, save: Stored, to: Path | None) -> RestoredExports:
+        """Part by part: one that is damaged in the store, or has no place here, is left out. The checkpoint is valid
+        without it."""
+        if not save.exports:
+            return RestoredExports(left_out=(f"the store has no exported weights of step {save.step}",))
         try:
-            yield
-        finally:
-            self.fetching = None
+            found = read_exports(store, self._store.keys, save)
+        except IntegrityError as error:
+            return RestoredExports(left_out=(f"exported weights: {error}",))
+        parts, left_out, downloaded = list[str](), list[str](), 0
+        for part in sorted({file.part for file in found.files}):
+            try:
+                target = export_target(self._layout, save, part, to)
+                name = f"{save.step}-{save.save_id}-{part}"
+                downloaded += self._bring(_Wanted(name, save, found.files, EXPORT_BYTES, {part: target}), to)[1]
+            except (IntegrityError, ConfigurationError) as error:
+                left_out.append(f"{part}: {error}")
+            else:
+                parts.append(str(target))
+        return RestoredExports(tuple(parts), tuple(left_out), downloaded)
 
-    def _shared(self, to: Path | None) -> frozenset[str]:
-        return self._layout.shared_parts if to is None else frozenset()
+    def _bring(
+        self, wanted: _Wanted, to: Path | None, progress: RestoreProgress | None = None, *, doubts: bool = False
+    ) -> tuple[StagingArea, int, str]:
+        """Fetch into staging what is not in place, inspect it there, put it in place. (the area, bytes that came over
+        the line, what is wrong with it)."""
+        area = StagingArea(self._workspace, to, wanted.name)
+        with area.alone():
+            area.prepare(wanted.missing(area.tree), wanted.shared)
+            try:
+                downloaded = self._fetch(area, wanted, progress)
+                doubt = self._inspect(wanted, area.parts, doubts=doubts, place=to is None)
+            except IntegrityError:
+                area.forget()
+                raise
+            area.place(wanted.save.step, "" if wanted.save.manifest is None else wanted.save.manifest.lineage)
+        return area, downloaded, doubt
 
     def _target(self, part: str, step: int, to: Path | None) -> Path:
         if to is not None:
@@ -218,32 +268,22 @@ class Restorer:
         except (KeyError, ValueError):
             raise IntegrityError(f"layout {self._layout.name!r} has no part {part!r}", where="manifest.json") from None
 
-    def _missing(self, area: StagingArea, manifest: SaveManifest, targets: dict[str, Path]) -> dict[str, Path]:
-        """The parts that are not at their targets, byte for byte."""
-        return {
-            part: targets[part]
-            for part, files, links in by_part(manifest)
-            if not all(has_file(area.tree, targets[part], file, manifest.piece_size) for file in files)
-            or not all(has_link(area.tree, targets[part], link) for link in links)
-        }
-
-    def _inspect(
-        self, manifest: SaveManifest, staged: tuple[StagedPart, ...], targets: dict[str, Path], *, doubts: bool,
-        place: bool,
-    ) -> str:  # fmt: skip
+    def _inspect(self, wanted: _Wanted, staged: tuple[StagedPart, ...], *, doubts: bool, place: bool) -> str:
         """What is wrong with it, in words, if ``doubts`` are allowed. Its record is there before the checkpoint is: it
         is this run's from the first moment on."""
-        where = {**targets, **{part.part: part.path for part in staged}}
+        if (manifest := wanted.manifest) is None:
+            return ""
+        where = {**wanted.targets, **{part.part: part.path for part in staged}}
         parts = [PartDir(part, path, True, names=self._names(manifest, part)) for part, path in where.items()]
         try:
-            found = inspect_staged(self._layout, manifest.step, parts, self._stopped.wait)
+            record = inspect_staged(self._layout, manifest, parts, self._stopped.wait)
         except (StagedDamaged, HostError) as error:
             if not doubts:
                 raise
             return error.what
         if place:
             with contextlib.suppress(OSError):  # it is then like a save of nobody that podwatch knows
-                self._records.write(found.record(manifest))
+                self._records.write(record)
         return ""
 
     def _names(self, manifest: SaveManifest, part: str) -> tuple[str, ...]:
@@ -254,33 +294,22 @@ class Restorer:
 
     # -- the transfer -----------------------------------------------------------------------------------------------
 
-    def _fetch(self, area: StagingArea, manifest: SaveManifest, progress: RestoreProgress | None) -> int:
-        """Bytes that came over the line."""
-        parts = {part.part for part in area.parts}
-        files = in_order(file for file in manifest.files if file.part in parts)
-        links = tuple(link for link in manifest.symlinks if link.part in parts)
-        there = manifest.total_bytes - sum(file.size for file in files)
-        if not parts:
-            return 0
-        tell = (lambda count: progress(there + count, manifest.total_bytes)) if progress is not None else None
-        return self.transfer(area, manifest.key, files, manifest.piece_size, links, tell)
-
-    def transfer(
-        self,
-        area: StagingArea,
-        save: SaveKey,
-        files: Iterable[FileEntry],
-        piece_size: int,
-        links: tuple[SymlinkEntry, ...] = (),
-        tell: Callable[[int], object] | None = None,
-    ) -> int:
+    def _fetch(self, area: StagingArea, wanted: _Wanted, progress: RestoreProgress | None) -> int:
         """Fetch into the area's directories, through outages: each try continues the one before. Returns the bytes that
         came over the line."""
+        parts = {part.part for part in area.parts}
+        if not parts:
+            return 0
+        files = in_order(file for file in wanted.files if file.part in parts)
+        total = sum(file.size for file in wanted.files)
+        there = total - sum(file.size for file in files)
+        tell = (lambda count: progress(there + count, total)) if progress is not None else None
         self._stopped.clear()
         rights, downloaded, waited = area.tree.rights, 0, 0.0
         with area.opened() as roots:
             job = TransferJob(
-                "fetch", self._store.url, self._store.keys.save(*save), tuple(files), piece_size, roots, links,
+                "fetch", self._store.url, self._store.keys.save(*wanted.save.key), tuple(files), wanted.piece_size,
+                roots, tuple(link for link in wanted.links if link.part in parts),
                 connections=self._store.connections, user=-1 if rights is None else rights.uid,
             )  # fmt: skip
             while True:
@@ -308,11 +337,6 @@ class Restorer:
             self._transfer.run(self._store.access(), came)
         finally:
             self._transfer = None
-
-    def _exports(self, store: Objects, save: Stored, to: Path | None) -> RestoredExports:
-        if not save.exports:
-            return RestoredExports(left_out=(f"the store has no exported weights of step {save.step}",))
-        return fetch_exports(self, store, self._store.keys, save, self._layout, self._workspace, to)
 
     # -- around it --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""The directories in which a checkpoint is built before it is put in place, on the file system of its place.
+"""The directories in which what is restored is built, on the file system of its place, and how it gets there: by
+renames, over nothing. What is in the way goes to quarantine first, so that `podwatch quarantine` shows it.
 
 Each belongs to the trainer's user and is closed to all others (0700). All work in them is done by descriptors, without
 following a link, and with that user's rights: what is restored belongs to that user from its first byte on. Blocking.
@@ -9,15 +10,17 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.domain.errors import Busy
+from podwatch.domain.checkpoint import Completeness
+from podwatch.domain.errors import Busy, HostError, IntegrityError
+from podwatch.domain.quarantine_index import INDEX, QuarantineIndex
 from podwatch.system.open_by_descriptor import is_own_and_guarded, open_or_make
 from podwatch.system.own_directories import Workspace
 from podwatch.system.pinned_directories import STAGING, Identity, PinnedTree
-from podwatch.system.rename_places import corners, corners_of, drop_empty, reachable
+from podwatch.system.rename_places import corners, corners_of, drop_empty, move_aside, reachable
 from podwatch.system.rights import applied
 
 LOCK_SECONDS = 5.0
@@ -48,6 +51,9 @@ class StagingArea:
         self._workspace, self._to, self._name = workspace, to, f"{_PREFIX}{name}"
         self.tree = workspace.tree if to is None else chosen_tree(to)
         self.parts: tuple[StagedPart, ...] = ()
+        self.moved: list[str] = []
+        """What was in the way."""
+        self._number: int | None = None
 
     @property
     def _first(self) -> Path:
@@ -109,11 +115,65 @@ class StagingArea:
             with contextlib.suppress(OSError):
                 self.tree.remove_tree(staging)
 
-    def clean(self) -> None:
-        """After everything is in place: also what an earlier try that was killed has left."""
+    # -- putting it in place
+
+    def place(self, step: int, lineage: str) -> None:
+        """Rename every part to its target, then remove what is left, also by an earlier try that was killed. Raises
+        OSError, HostError. ``step`` and ``lineage``: for the index of what goes to quarantine."""
+        for part in self.parts:
+            self._place_part(part, step, lineage)
         self._sweep("")
         for home in {part.staging.parent for part in self.parts} - {self._first}:
             drop_empty(self.tree, home)
+
+    def _place_part(self, part: StagedPart, step: int, lineage: str) -> None:
+        if not part.shared:
+            self._put(part.path, part.target, step, lineage)
+            return
+        for entry in self.tree.names(part.path):
+            self._put(part.path / entry, part.target / entry, step, lineage)
+        self.tree.rmdir(part.path)
+
+    def _put(self, staged: Path, target: Path, step: int, lineage: str) -> None:
+        self.tree.make(target.parent)
+        if self.tree.lstat(target) is not None:
+            if self._to is None:
+                self._to_quarantine(target, step, lineage)
+            else:
+                self._rename_nearby(target)
+            self.moved.append(str(target))
+        if not self.tree.rename(staged, target):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(staged))
+        self.tree.sync(target.parent)
+
+    def _to_quarantine(self, target: Path, step: int, lineage: str) -> None:
+        homes = corners(target, self._workspace, "quarantine")
+        if self._number is None:
+            self._number = free_number(self.tree, corners_of(self._workspace, "quarantine"))
+        name = f"{len(self.moved)}-{target.name}"
+        path = move_aside(self.tree, target, homes, str(self._number), name).parent / INDEX
+        before: tuple[tuple[str, str], ...] = ()
+        with contextlib.suppress(OSError, HostError, IntegrityError):
+            before = QuarantineIndex.from_bytes(self.tree.read(path, QuarantineIndex.LARGEST)).moves
+        # Complete as far as is known: retention keeps it until its successor is safe.
+        steps, moves = {step: Completeness.COMPLETE}, (*before, (str(target), name))
+        index = QuarantineIndex(self._number, time.time(), step, lineage, steps, moves)
+        with contextlib.suppress(OSError):
+            self.tree.write(path, index.to_bytes())
+
+    def _rename_nearby(self, target: Path) -> None:
+        """To ``<name>.aside``, or the next free name."""
+        count = 1
+        while True:
+            name = f"{target.name}.aside" + ("" if count == 1 else f".{count}")
+            try:
+                self.tree.rename(target, target.with_name(name))
+            except FileExistsError:
+                count += 1
+            else:
+                return
+
+    # -- where
 
     def _existing(self, into: Path) -> Path:
         """``into``, or its nearest existing ancestor, which is on the same file system: a checkpoint is not to be seen
@@ -136,6 +196,15 @@ class StagingArea:
                 for name in self.tree.names(home):
                     if name.startswith(_PREFIX) and name != keep:
                         self.tree.remove_tree(home / name)
+
+
+def free_number(tree: PinnedTree, homes: Sequence[Path]) -> int:
+    """A number above every numbered directory in any of them."""
+    numbers = [0]
+    for home in homes:
+        with contextlib.suppress(FileNotFoundError):
+            numbers += [int(name) for name in tree.names(home) if name.isascii() and name.isdecimal()]
+    return 1 + max(numbers)
 
 
 def chosen_tree(to: Path) -> PinnedTree:

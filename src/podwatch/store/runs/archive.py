@@ -15,9 +15,9 @@ from podwatch.store.interfaces import Permit
 from podwatch.store.inventory import Inventory, take_inventory
 from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Objects
-from podwatch.store.remove import Remover
+from podwatch.store.remove import SaveRemover
 from podwatch.store.retention import RetentionPlan, RetentionRules, plan
-from podwatch.store.runs.reading import ArchiveRecord, read_activity, record_key, store_time
+from podwatch.store.runs.read import ArchiveRecord, read_activity, record_key, store_time
 from podwatch.system.clock import Clock
 
 PERMIT_SECONDS = 30.0
@@ -65,26 +65,24 @@ class Archiver:
         inventory = take_inventory(self.store, self.keys)
         now = store_time(self.store, self.clock.wall())  # nothing has been written since the run ended
         inventory = replace(inventory, store_wall=max(inventory.store_wall, now))
-        step = self._newest(inventory)
         rules = RetentionRules(keep_last=1, keep_every=keep_every if keep is ArchiveKeep.MILESTONES else 0)
         found = plan(inventory, rules, pins=pins)
         if found.blocked:
             raise IntegrityError(found.blocked, where=self._where, fix="do not archive")
-        return ArchivePlan(keep, step, found, inventory, last)
+        return ArchivePlan(keep, self._newest(inventory), found, inventory, last)
 
     def _newest(self, inventory: Inventory) -> int:
-        top = inventory.pointers[0] if inventory.pointers else None
-        save = inventory.named_by(top.pointer) if top is not None and top.pointer is not None else None
+        """The step that the highest pointer names: its save must be whole."""
+        pointer = inventory.pointer
+        save = None if pointer is None else inventory.named_by(pointer)
         if save is not None and not save.problem:
             return save.step
-        if top is None:
+        if pointer is None:
             why = "the run has no pointer"
-        elif top.pointer is None:
-            why = f"{top.key} cannot be read: {top.problem}"
-        elif top.pointer.step is None:
+        elif pointer.step is None:
             why = "the run was started fresh"
         else:
-            why = f"step {top.pointer.step}: {'its manifest is not in the store' if save is None else save.problem}"
+            why = f"step {pointer.step}: {'its manifest is not in the store' if save is None else save.problem}"
         fix = "do not archive; `podwatch store verify` shows which checkpoints are whole"
         what = f"the newest checkpoint is not known, or damaged: {why}"
         raise IntegrityError(what, where=self._where, fix=fix)
@@ -97,7 +95,7 @@ class Archiver:
     def carry_out(self, found: ArchivePlan) -> None:
         """Delete it. Raises Busy where a podwatch became active on the run, or its pointer moved, RemoteError. A later
         archive continues an interrupted one."""
-        removed = Remover(self.store, self.keys, self, self.clock).carry_out(found.retention, found.inventory)
+        removed = SaveRemover(self.store, self.keys, self, self.clock).carry_out(found.retention, found.inventory)
         if removed.warning:
             raise HostError(f"not everything was deleted: {removed.warning}", where=self._where)
         if len(removed.saves) < len(found.retention.deleted) + len(found.retention.unfinished):

@@ -10,6 +10,7 @@ from enum import IntEnum
 from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Beat, HolderState
 from podwatch.domain.outcome import Outcome
 from podwatch.domain.snapshot import Desired
+from podwatch.store.runs.read import RunInStore
 
 _RESTS = ("paused", "evaluating")
 _DOWN = ("blocked", "backoff", "gave-up")
@@ -38,59 +39,40 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEvidence:
-    """What the store holds of one run. ``claim_age``: seconds since the newest claim. ``pointer_step``: what
-    the newest pointer names (``pointer``: it names a checkpoint); ``pointer_problem``: why it is not usable."""
-
-    run_id: str
-    beat: Beat | None = None
-    claim_age: float | None = None
-    pointer: bool = False
-    pointer_step: int | None = None
-    pointer_problem: str = ""
-    stopped_by_control: str | None = None
-    """The reason in a control.json that stops the run; None: there is none."""
-    archived: bool = False
-    """Nothing has been written since it was archived."""
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     level: Level
     summary: str
     """One line, without the run's name."""
 
 
-def judge(found: RunEvidence, limits: Limits) -> Judgement:
+def judge(found: RunInStore, limits: Limits) -> Judgement:
     """The worst of what is found, in one line."""
-    stored = f"step {found.pointer_step} is stored" if found.pointer else "no checkpoint is stored"
-    if found.archived:
+    newest, beat, claim_age = found.newest, found.active.beat, found.active.claim_age
+    stored = "no checkpoint is stored" if newest.step is None else f"step {newest.step} is stored"
+    if found.archived_wall is not None:
         return Judgement(Level.OK, f"archived; {stored}")
-    if found.pointer_problem:
-        return Judgement(Level.CRITICAL, f"the newest checkpoint is not usable: {found.pointer_problem}")
-    beat = found.beat
+    if newest.problem:
+        return Judgement(Level.CRITICAL, f"the newest checkpoint is not usable: {newest.problem}")
     if beat is None:
-        return _without_heartbeat(found, limits, stored)
+        return _without_heartbeat(claim_age, limits, stored, is_stored=newest.step is not None)
     if found.stopped_by_control is not None:
         return _stopped(beat, f"stopped by control.json ({found.stopped_by_control})", stored)
     if beat.said.state in GONE or (beat.said.state == HolderState.RESTARTING and beat.said.desired == Desired.FINISHED):
-        return _left(found, beat, limits, stored)
+        return _left(claim_age, beat, limits, stored)
     if beat.age > limits.dead:
-        return _dead(found, beat, limits, stored)
-    return _guarded(found, beat, limits, stored)
+        return _dead(claim_age, beat, limits, stored)
+    return _guarded(beat, limits, stored)
 
 
-def _without_heartbeat(found: RunEvidence, limits: Limits, stored: str) -> Judgement:
-    if found.claim_age is not None and found.claim_age <= limits.dead:
-        return Judgement(
-            Level.WARNING, f"a pod claimed the run {_span(found.claim_age)} ago; no heartbeat yet; {stored}"
-        )
-    if found.claim_age is None and not found.pointer:
+def _without_heartbeat(claim_age: float | None, limits: Limits, stored: str, *, is_stored: bool) -> Judgement:
+    if claim_age is not None and claim_age <= limits.dead:
+        return Judgement(Level.WARNING, f"a pod claimed the run {_span(claim_age)} ago; no heartbeat yet; {stored}")
+    if claim_age is None and not is_stored:
         return Judgement(Level.UNKNOWN, "podwatch has written nothing here: check the store's URL and the run id")
     return Judgement(Level.CRITICAL, f"no pod holds the run: there is no heartbeat; {stored}")
 
 
-def _left(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
+def _left(claim_age: float | None, beat: Beat, limits: Limits, stored: str) -> Judgement:
     """The last podwatch left the run in order; nothing trains."""
     if beat.said.desired == Desired.FINISHED:
         if beat.said.unstored_step is not None:
@@ -101,8 +83,8 @@ def _left(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgem
     since = f"{_span(beat.age)} ago"
     if beat.said.desired == Desired.STOPPED:
         return _stopped(beat, "training is stopped", stored)
-    if found.claim_age is not None and found.claim_age <= min(limits.dead, beat.age):
-        return Judgement(Level.WARNING, f"another pod claimed the run {_span(found.claim_age)} ago; {stored}")
+    if claim_age is not None and claim_age <= min(limits.dead, beat.age):
+        return Judgement(Level.WARNING, f"another pod claimed the run {_span(claim_age)} ago; {stored}")
     how = "was preempted" if beat.said.state == HolderState.PREEMPTED else "gave up or ended without training"
     how = "gave up" if beat.said.outcome == Outcome.GAVE_UP else how
     return Judgement(Level.CRITICAL, f"no pod holds the run: pod {beat.said.described} {how} {since}; {stored}")
@@ -118,12 +100,12 @@ def _stopped(beat: Beat, what: str, stored: str) -> Judgement:
     return Judgement(Level.OK, f"{what}; {stored}")
 
 
-def _dead(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
-    if found.claim_age is not None and found.claim_age <= limits.dead:
+def _dead(claim_age: float | None, beat: Beat, limits: Limits, stored: str) -> Judgement:
+    if claim_age is not None and claim_age <= limits.dead:
         return Judgement(
             Level.WARNING,
             f"pod {beat.said.described} is silent since {_span(beat.age)}; another pod claimed the run"
-            f" {_span(found.claim_age)} ago; {stored}",
+            f" {_span(claim_age)} ago; {stored}",
         )
     lost = ""
     if beat.said.step is not None:
@@ -134,7 +116,7 @@ def _dead(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgem
     )
 
 
-def _guarded(found: RunEvidence, beat: Beat, limits: Limits, stored: str) -> Judgement:
+def _guarded(beat: Beat, limits: Limits, stored: str) -> Judgement:
     if not beat.said.state:
         return Judgement(Level.UNKNOWN, f"a pod holds the run, but its heartbeat cannot be read; {stored}")
     down = beat.said.desired == Desired.RUNNING and beat.said.phase in _DOWN
