@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from podwatch.cli.common import Where, common
-from podwatch.cli.job_assumptions import Given, assume, given_options
+from podwatch.cli.job_assumptions import assume, given_options
 from podwatch.domain.errors import UsageError
 
 
@@ -21,7 +21,7 @@ from podwatch.domain.errors import UsageError
 @given_options
 def command(
     where: Where,
-    given: Given,
+    overrides: dict[str, object],
     detach: bool,
     job: bool,
     retry: bool,
@@ -42,7 +42,7 @@ def command(
 
     if job and detach:
         raise UsageError("--job and --detach exclude each other", fix="an engine waits for its job: leave out --detach")
-    assumed = assume(where, given)
+    assumed = assume(where, overrides)
     if UNDER_INIT not in os.environ:
         for line in assumed.lines:
             click.echo(f"podwatch: {line}", err=True)

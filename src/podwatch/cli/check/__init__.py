@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from podwatch.cli.common import Where, clean, colours, common, for_terminal, json_option, print_json
-from podwatch.cli.job_assumptions import Given, assume, given_options
+from podwatch.cli.job_assumptions import assume, given_options
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--notify", is_flag=True, help="Send a test notice to each channel of [notify].")
 @json_option
 @given_options
-def command(where: Where, given: Given, notify: bool, as_json: bool) -> None:
+def command(where: Where, overrides: dict[str, object], notify: bool, as_json: bool) -> None:
     """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration.
 
     With a command after --, as `podwatch run --job` takes it, settings that are not given are detected and shown.
@@ -41,7 +41,7 @@ def command(where: Where, given: Given, notify: bool, as_json: bool) -> None:
     code = int(ExitCode.OK)
     try:
         path = Path(where.config) if where.config else None
-        assumed = assume(where, given)
+        assumed = assume(where, overrides)
         loaded = load_settings(path, environ=os.environ, overrides=assumed.overrides, run=where.run)
     except ConfigurationError as error:
         problems = error.problems if isinstance(error, ConfigurationProblems) else (error,)
