@@ -54,17 +54,20 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeState:
+class NoticeState(Document):
     """``seen``: when each unreported finding first showed. ``sent``: when the notices of the last hour were sent,
     oldest first. ``unsent``: number of notices that the rate limit dropped. ``healing``: an incident was reported
-    and is not over; ``incident``: its number, 0 if unknown."""
+    and is not over; ``incident``: its number, 0 if unknown. In one that is kept for the next process, ``at`` is the
+    moment of its monotonic times that was ``wall`` in epoch seconds."""
 
-    told: Mapping[str, Told] = field(default_factory=dict)
-    seen: Mapping[str, float] = field(default_factory=dict)
-    sent: tuple[float, ...] = ()
-    unsent: int = 0
-    healing: bool = False
-    incident: int = 0
+    told: Mapping[Text, Told] = field(default_factory=dict)
+    seen: Mapping[Text, Real] = field(default_factory=dict)
+    sent: Many[Real] = ()
+    unsent: Integer = 0
+    healing: Flag = False
+    incident: Integer = 0
+    at: Real = 0.0
+    wall: Real = 0.0
 
 
 Result = tuple[NoticeState, tuple[Notice, ...]]
@@ -360,27 +363,15 @@ class _Book:
 # -- handover to the next podwatch process ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KeptNotices(Document):
-    """What the next podwatch needs of the state. Its monotonic times are of the moment ``at`` of one process, which was
-    ``wall`` in epoch seconds."""
-
-    at: Real
-    wall: Real
-    told: Mapping[Text, Told] = field(default_factory=dict)
-    sent: Many[Real] = ()
-    healing: Flag = False
-    incident: Integer = 0
-
-
-def kept(state: NoticeState, *, at: float, wall: float) -> KeptNotices:
-    return KeptNotices(at, wall, state.told, state.sent, state.healing, state.incident)
+def kept(state: NoticeState, *, at: float, wall: float) -> NoticeState:
+    """What the next podwatch needs of the state."""
+    return replace(state, seen={}, unsent=0, at=at, wall=wall)
 
 
 def continued(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
     """The state that an earlier podwatch kept as JSON: conditions that it reported are not reported again, and those
     that do not show within ``patience`` seconds are over. Unreadable data gives an empty state."""
-    before = KeptNotices.kept(document)
+    before = NoticeState.kept(document)
     if before is None:
         return NoticeState()
     by = at - max(0.0, wall - before.wall) - before.at
@@ -389,4 +380,4 @@ def continued(document: object, *, at: float, wall: float, patience: float = 300
         for key, one in before.told.items()
     }
     sent = tuple(sorted(moment + by for moment in before.sent))
-    return NoticeState(told=told, sent=sent, healing=before.healing, incident=before.incident)
+    return replace(before, told=told, sent=sent)
