@@ -82,6 +82,7 @@ def init(output: Path | None, force: bool, pid: int | None, command: tuple[str, 
     --pid without -o prints the configuration of that process and writes nothing: copy from it what has changed.
     """
     from podwatch.cli.detect_machine import propose
+    from podwatch.config.env_files import env_lines
     from podwatch.config.loading import load_settings
     from podwatch.config.store_kinds import kind_of
 
@@ -209,7 +210,7 @@ def _trainer(command: Sequence[str], pid: int | None) -> "Trainer | None":
     """The trainer to configure: the given command, the given process, or the only one that runs. Raises UsageError, and
     ConfigurationError for a secret in its arguments."""
     from podwatch.cli import detect_machine
-    from podwatch.cli.split_environment import is_text
+    from podwatch.config.env_files import is_text
     from podwatch.domain.errors import UsageError
 
     trainer = detect_machine.planned_trainer(command, os.environ) if command else None
@@ -295,18 +296,11 @@ def _ask(overrides: dict[str, object]) -> None:
 def _secrets(env_file: Path, found: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """``found`` and the other variables of an existing file, so that ``--force`` keeps a key that was filled in; and
     the names in ``found`` that the file cannot hold."""
-    from podwatch.trainer.environment import read_env_file
+    from podwatch.config.env_files import fits_a_line, read_env_file
 
     kept = read_env_file(env_file) if os.access(env_file, os.F_OK) else {}
-    fit = {name: value for name, value in found.items() if _fits(value)}
+    fit = {name: value for name, value in found.items() if fits_a_line(value)}
     return {**kept, **fit}, tuple(sorted(found.keys() - fit.keys()))
-
-
-def _fits(value: str) -> bool:
-    """Whether an env file can hold ``value``: one line of UTF-8."""
-    from podwatch.cli.split_environment import is_text
-
-    return is_text(value) and not {"\n", "\r"} & {*value}
 
 
 def _load(where: Where) -> "LoadedSettings":
@@ -334,26 +328,6 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
         except OSError as error:
             found.append(f"[trainer] env_file {trainer.env_file}: {error.strerror}")
     return found
-
-
-def env_lines(secrets: Mapping[str, str], by: str = "podwatch config init") -> str:
-    """NAME=value lines, with commented lines for a missing B2 key. A value with blanks or quotes is double-quoted with
-    backslashes, as systemd reads it. ConfigurationError for a value that is not one line of UTF-8."""
-    from podwatch.domain.errors import ConfigurationError
-
-    lines = [f"# Secrets, written by `{by}`. Keep mode 0600. Training never receives the B2 key."]
-    for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"):
-        if name not in secrets:
-            lines.append(f"# {name}=")
-    for name, value in secrets.items():
-        if not _fits(value):
-            raise ConfigurationError(
-                f"cannot write {name} into an env file: its value is not one line of UTF-8", fix="correct the variable"
-            )
-        plain = bool(value) and all(character.isalnum() or character in "_-./:+=,@%" for character in value)
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        lines.append(f"{name}={value}" if plain else f'{name}="{escaped}"')
-    return "\n".join(lines) + "\n"
 
 
 def _write(path: Path, text: str, mode: int) -> None:

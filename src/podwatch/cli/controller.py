@@ -115,9 +115,9 @@ def _command(provider: "ProviderConfiguration") -> "ProviderCommand":
 
 def _environment(env_file: Path | None, seconds: float) -> Mapping[str, str]:
     """Of a provider command: this process's without podwatch's own keys, then the file's."""
+    from podwatch.config.env_files import read_env_file
     from podwatch.domain.secrets import register_named
     from podwatch.system.environment_without_secrets import scrubbed_environment
-    from podwatch.trainer.environment import read_env_file
 
     register_named(os.environ)
     own = read_env_file(env_file) if env_file is not None else {}

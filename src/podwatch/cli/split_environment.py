@@ -7,6 +7,7 @@ credentials, and names or values that look like a secret, into podwatch.env; the
 import re
 from collections.abc import Mapping
 
+from podwatch.config.env_files import is_text
 from podwatch.config.setting_names import looks_secret
 from podwatch.domain.secrets import scrub
 
@@ -30,15 +31,6 @@ KEEP_PREFIXES: tuple[str, ...] = (
 )
 STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
 _NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")
-
-
-def is_text(value: str) -> bool:
-    """Whether a file can hold the value: the system gives bytes that are no UTF-8 as lone surrogates."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from podwatch.config.aws_files import check_certificates
-from podwatch.config.key_files import find_values
+from podwatch.config.env_files import find_values
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register, register_temporary, url_secrets
 
