@@ -14,7 +14,7 @@ from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.prime_rl import steps_in_use
 from podwatch.checkpoints.shapes import Concern
 from podwatch.checkpoints.trainers import site_of, trainer_logs
-from podwatch.config.env_files import read_env_file
+from podwatch.config.env_files import claim_own, read_env_file
 from podwatch.config.loading import ETC
 from podwatch.config.settings import HttpSettings, Policies, Settings
 from podwatch.config.trusted_files import read_trusted
@@ -23,7 +23,6 @@ from podwatch.domain.errors import ConfigurationError, PodwatchError
 from podwatch.domain.secrets import register
 from podwatch.domain.trainer_log import LogRule
 from podwatch.store.objects.access import access_for
-from podwatch.system.environment_without_secrets import claim_own
 
 
 @dataclass(slots=True)

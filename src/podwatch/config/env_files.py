@@ -3,13 +3,15 @@ values for the store's key from where an operator put them: the environment, suc
 
 import re
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
 from podwatch.config.trusted_files import read_trusted
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
 from podwatch.domain.secrets import register_named
+from podwatch.system.environment_without_secrets import CLAIMED, OWN
+from podwatch.system.files import read_file
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ENDS = re.compile(r"\r\n|[\r\n]")  # as systemd: U+2028 and others end no line
@@ -136,3 +138,17 @@ def _from_file(path: Path, names: Collection[str], secret: Collection[str]) -> d
         what = "other users can read this env file of secrets"
         raise PermissionDenied(what, where=str(path), fix=f"chmod 600 {path}")
     return values
+
+
+def claim_own(environ: MutableMapping[str, str], files: Iterable[Path]) -> None:
+    """Move the AWS_* variables that came from one of podwatch's own environment files to PODWATCH_AWS_*: so neither
+    training nor another child gets them. What the user gave to everything stays. Unreadable files give none. Blocks."""
+    for path in files:
+        try:
+            text = read_file(path).decode("utf-8", "replace")
+        except OSError:
+            continue
+        for name in CLAIMED & environ.keys():
+            with suppress(ConfigurationError):
+                if parse_env(text, where=str(path), names={name}).get(name) == environ[name]:
+                    environ.setdefault(OWN + name, environ.pop(name))

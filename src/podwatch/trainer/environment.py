@@ -8,20 +8,7 @@ from pathlib import Path
 from podwatch.config.env_files import NAME, read_env_file
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_named
-from podwatch.system.environment_without_secrets import scrubbed_environment
-
-ALLOWED = frozenset(
-    {
-        "PODWATCH_START_ID",
-        "PODWATCH_RUN",
-        "PODWATCH_STEP",
-        "PODWATCH_CHECKPOINT",
-        "PODWATCH_RESUME_ARGS",
-        "PODWATCH_NODE_RANK",
-        "PODWATCH_NODE_COUNT",
-    }
-)
-"""The only ``PODWATCH_*`` names training may see; heartbeat URLs start with ``PODWATCH_HEARTBEAT_``."""
+from podwatch.system.environment_without_secrets import EXPORTED, scrubbed_environment
 
 GIVEN_PATH = "PODWATCH_TRAINING_PYTHONPATH"
 """PYTHONPATH as the operator gave it: podwatch's own is without what others can write (``podwatch.cli``)."""
@@ -36,7 +23,7 @@ def for_training(env: Mapping[str, str]) -> dict[str, str]:
     """Return ``env`` without podwatch's own settings and secrets: the last filter before the supervisor, whatever the
     source."""
     kept = scrubbed_environment(env)
-    kept.update((k, v) for k, v in env.items() if k in ALLOWED or k.startswith("PODWATCH_HEARTBEAT_"))
+    kept.update((k, v) for k, v in env.items() if k in EXPORTED or k.startswith("PODWATCH_HEARTBEAT_"))
     return kept
 
 
