@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from podwatch.config.store_kinds import KINDS
 from podwatch.config.trusted_files import read_trusted
 from podwatch.domain.errors import ConfigurationError, PermissionDenied
 from podwatch.domain.secrets import register_named
-from podwatch.system.environment_without_secrets import CLAIMED, OWN
 from podwatch.system.files import read_file
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -76,7 +76,7 @@ def env_lines(secrets: Mapping[str, str], by: str = "podwatch config init") -> s
     """NAME=value lines, with commented lines for a missing B2 key. A value with blanks or quotes is double-quoted with
     backslashes, as systemd reads it. ConfigurationError for a value that is not one line of UTF-8."""
     lines = [f"# Secrets, written by `{by}`. Keep mode 0600. Training never receives the B2 key."]
-    for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"):
+    for name in KINDS["b2"].key:
         if name not in secrets:
             lines.append(f"# {name}=")
     for name, value in secrets.items():
@@ -105,6 +105,9 @@ def fits_a_line(value: str) -> bool:
 
 
 # -- the store's key -------------------------------------------------------------------------------------------------
+
+OWN = "PODWATCH_"
+"""Before an AWS name: podwatch's alone, which the trainer does not get; it counts first."""
 
 
 def find_values(
@@ -142,13 +145,15 @@ def _from_file(path: Path, names: Collection[str], secret: Collection[str]) -> d
 
 def claim_own(environ: MutableMapping[str, str], files: Iterable[Path]) -> None:
     """Move the AWS_* variables that came from one of podwatch's own environment files to PODWATCH_AWS_*: so neither
-    training nor another child gets them. What the user gave to everything stays. Unreadable files give none. Blocks."""
+    training nor another child gets them. What the user gave to everything stays. Roles, web identities and the paths of
+    AWS's files are read by boto3, also in the child, under their own names; they are no secrets. Unreadable files give
+    none. Blocks."""
     for path in files:
         try:
             text = read_file(path).decode("utf-8", "replace")
         except OSError:
             continue
-        for name in CLAIMED & environ.keys():
+        for name in environ.keys() & KINDS["s3"].names:
             with suppress(ConfigurationError):
                 if parse_env(text, where=str(path), names={name}).get(name) == environ[name]:
                     environ.setdefault(OWN + name, environ.pop(name))

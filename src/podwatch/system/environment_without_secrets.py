@@ -33,10 +33,3 @@ EXPORTED = frozenset(
      "PODWATCH_NODE_RANK", "PODWATCH_NODE_COUNT"}
 )  # fmt: skip
 """The only ``PODWATCH_*`` names training may see; heartbeat URLs start with ``PODWATCH_HEARTBEAT_``."""
-OWN = "PODWATCH_"
-CLAIMED = frozenset(
-    {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL",
-     "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"}
-)  # fmt: skip
-"""Those that podwatch itself reads. Roles, web identities and the paths of AWS's files are read by boto3, also in the
-child, under their own names; they are no secrets."""
