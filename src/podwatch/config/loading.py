@@ -6,8 +6,6 @@ times by a file of their own (``test_times.py``), which overrides file and envir
 """
 
 import json
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -33,6 +31,7 @@ from podwatch.config.setting_names import (
 )
 from podwatch.config.settings import Settings
 from podwatch.config.test_times import setting_times
+from podwatch.config.toml_text import parse_toml
 from podwatch.config.trusted_files import read_trusted
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
@@ -40,7 +39,6 @@ from podwatch.domain.secrets import register_address, register_argv, register_do
 Source = Literal["default", "file", "environment", "PODWATCH_TEST_TIMES", "flag"]
 FILE_NAME = "podwatch.toml"
 ETC = Path("/etc/podwatch")
-_AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,23 +190,6 @@ def named_file(path: Path, environ: Mapping[str, str]) -> Path:
         return resolved(path, environ.get(TYPED_IN, ""))
     except ValueError as error:
         raise ConfigurationError(f"the configuration {error}", where=str(path), fix="use its absolute path") from error
-
-
-def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
-    """The parsed document. ConfigurationError with line and column."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        at = _AT.search(message)
-        line, column = (at[1], at[2]) if at and at[1] else (str(len(text.splitlines()) or 1), "1")
-        raise ConfigurationError(
-            f"not valid TOML: {_AT.sub('', message)}", where=f"{path}:{line}:{column}", fix="correct that line"
-        ) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        deep = isinstance(error, RecursionError)
-        what = "it is nested too deeply" if deep else "it has a number with too many digits"
-        raise ConfigurationError(f"not valid TOML: {what}", where=str(path), fix="correct it") from error
 
 
 def _without_fixed(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
