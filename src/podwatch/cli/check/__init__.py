@@ -38,32 +38,29 @@ def command(where: Where, overrides: dict[str, object], notify: bool, as_json: b
     from podwatch.config.problems import ConfigurationProblems
 
     lines: list[Line] = []
-    code = int(ExitCode.OK)
+
+    def show(line: Line) -> None:
+        lines.append(line)
+        if not as_json:
+            _print(line)
+
     try:
         path = Path(where.config) if where.config else None
         assumed = assume(where, overrides)
         loaded = load_settings(path, environ=os.environ, overrides=assumed.overrides, run=where.run)
     except ConfigurationError as error:
-        problems = error.problems if isinstance(error, ConfigurationProblems) else (error,)
-        lines += [Line("config", "fail", f"{p.what}{f' ({p.where})' if p.where else ''}", p.fix) for p in problems]
         code = int(error.exit_code)
-        for line in lines if not as_json else ():
-            _print(line)
+        for one in error.problems if isinstance(error, ConfigurationProblems) else (error,):
+            show(Line("config", "fail", f"{one.what}{f' ({one.where})' if one.where else ''}", one.fix))
     else:
-        text = f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"
-        results = [Line("config", "ok", text)]
+        show(Line("config", "ok", f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"))
         if "PODWATCH_TEST_TIMES" in loaded.sources.values():
-            results.append(Line("config", "warn", "PODWATCH_TEST_TIMES sets times of podwatch's own", "unset it"))
-        results += [Line("assumed", "ok", line.removeprefix("assumed ")) for line in assumed.lines]
-        for result in results:
-            lines.append(result)
-            if not as_json:
-                _print(result)
+            show(Line("config", "warn", "PODWATCH_TEST_TIMES sets times of podwatch's own", "unset it"))
+        for text in assumed.lines:
+            show(Line("assumed", "ok", text.removeprefix("assumed ")))
         for result in examine(loaded.settings, send_notice=notify):
-            lines.append(result)
-            if not as_json:
-                _print(result)
-        code = int(ExitCode.FAILED if any(x.level == "fail" for x in lines) else ExitCode.OK)
+            show(result)
+        code = int(ExitCode.FAILED if any(line.level == "fail" for line in lines) else ExitCode.OK)
     if as_json:
         print_json(CheckReport(code == 0, tuple(lines)).to_json())
     raise click.exceptions.Exit(code)
