@@ -312,8 +312,8 @@ def _load(where: Where) -> "LoadedSettings":
 def _look_around(loaded: "LoadedSettings") -> list[str]:
     """Warnings about what a reader of the file cannot see: readable secrets, and concerns of the layout."""
     from podwatch.checkpoints.trainers import concerns
-    from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
+    from podwatch.system.blocking_calls import in_time
 
     trainer = loaded.settings.trainer
     found: list[str] = []

@@ -58,8 +58,8 @@ DRIVER_SECONDS = 20.0
 def read_gpus(seconds: float = DRIVER_SECONDS) -> tuple[GpuSample, ...]:
     """Every GPU that NVML lists. ReaderUnavailable with the reason; TimeoutError if a call hangs for ``seconds`` (half
     of that while the library loads)."""
-    from podwatch.cli.check.report import in_time
     from podwatch.sensors.gpu import look_once
+    from podwatch.system.blocking_calls import in_time
 
     return in_time(lambda: look_once(seconds / 2), seconds=seconds)
 

@@ -7,13 +7,13 @@ Pure, except for ``named_in_files``, which reads configuration files, and a ``Ta
 import os
 import re
 import shlex
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
+from podwatch.system.blocking_calls import in_time
 from podwatch.system.files import read_small
 from podwatch.trainer.process_roles import program
 
@@ -178,15 +178,7 @@ def resolved(path: str) -> str:
 
 def _within(seconds: float, call: Callable[[], T]) -> T | None:
     """Return the result of ``call`` within this time; None if it fails or hangs (its thread is then abandoned)."""
-    found: list[T] = []
-
-    def work() -> None:
-        try:
-            found.append(call())
-        except OSError:
-            return
-
-    thread = threading.Thread(target=work, name="podwatch-config-look", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+    try:
+        return in_time(call, seconds=seconds)
+    except (OSError, ValueError):  # a time-out is the first
+        return None
