@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -24,6 +25,11 @@ class Where:
 
     config: str = ""
     run: str = ""
+
+    @property
+    def path(self) -> Path | None:
+        """Of the configuration file, if one is given."""
+        return Path(self.config) if self.config else None
 
 
 def common(function: Callable[..., R]) -> Callable[..., R]:

@@ -306,7 +306,7 @@ def _secrets(env_file: Path, found: Mapping[str, str]) -> tuple[dict[str, str], 
 def _load(where: Where) -> "LoadedSettings":
     from podwatch.config.loading import load_settings
 
-    return load_settings(Path(where.config) if where.config else None, environ=os.environ, run=where.run)
+    return load_settings(where.path, environ=os.environ, run=where.run)
 
 
 def _look_around(loaded: "LoadedSettings") -> list[str]:

@@ -264,8 +264,7 @@ def _learn_secrets(where: Where) -> None:
     from podwatch.config.loading import load_settings
 
     with contextlib.suppress(PodwatchError):
-        named = Path(where.config) if where.config else None
-        learn_secrets(load_settings(named, environ=os.environ, run=where.run).settings)
+        learn_secrets(load_settings(where.path, environ=os.environ, run=where.run).settings)
 
 
 def _write(data: bytes) -> None:

@@ -76,8 +76,7 @@ def assume(where: Where, overrides: Mapping[str, object], environ: Mapping[str, 
     command = overrides.get("trainer.command")
     if not isinstance(command, list):  # none after --, or a text of --set
         return Assumed(overrides)
-    path = Path(where.config) if where.config else None
-    known = given_keys(path, environ=environ, overrides=overrides, run=where.run)
+    known = given_keys(where.path, environ=environ, overrides=overrides, run=where.run)
     trainer = detect_machine.planned_trainer(command, environ)
     proposal = detect_machine.propose(trainer, with_gpus=not {"gpu.inference", "gpu.trainer"} & known)
     notes = _NOTES | {"gpu.trainer": proposal.notes.get("gpu.inference", "")} | proposal.notes

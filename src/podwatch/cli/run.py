@@ -1,7 +1,6 @@
 """``podwatch run``: the daemon, or with ``--job`` the one process of an engine's job."""
 
 import os
-from pathlib import Path
 
 import click
 
@@ -47,7 +46,7 @@ def command(
         for line in assumed.lines:
             click.echo(f"podwatch: {line}", err=True)
     code = run_daemon(
-        Path(where.config) if where.config else None,
+        where.path,
         where.run,
         assumed.overrides,
         adopt_existing=adopt_existing,

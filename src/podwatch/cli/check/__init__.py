@@ -7,7 +7,6 @@ nothing, except for probe files beside output_dir and in the store, which are de
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -45,9 +44,8 @@ def command(where: Where, overrides: dict[str, object], notify: bool, as_json: b
             _print(line)
 
     try:
-        path = Path(where.config) if where.config else None
         assumed = assume(where, overrides)
-        loaded = load_settings(path, environ=os.environ, overrides=assumed.overrides, run=where.run)
+        loaded = load_settings(where.path, environ=os.environ, overrides=assumed.overrides, run=where.run)
     except ConfigurationError as error:
         code = int(error.exit_code)
         for one in error.problems if isinstance(error, ConfigurationProblems) else (error,):
