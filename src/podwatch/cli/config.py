@@ -1,7 +1,6 @@
 """``podwatch config show | validate | init``."""
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podwatch.cli.common import SuggestingGroup, Where, common, json_option
+from podwatch.cli.common import SuggestingGroup, Where, common, json_option, print_json, say
 
 if TYPE_CHECKING:
     from podwatch.cli.detect_machine import Trainer
@@ -33,11 +32,9 @@ def show(where: Where, as_json: bool) -> None:
     from podwatch.config.explain import render_toml, to_json
 
     loaded = _load(where)
-    if as_json:
-        click.echo(json.dumps(to_json(loaded.settings, loaded.sources, loaded.path), indent=2))
-    else:
-        click.echo(f"# from {loaded.path or 'environment and flags only'}; commented lines show defaults\n")
-        click.echo(render_toml(loaded.settings, loaded.sources), nl=False)
+    head = f"# from {loaded.path or 'environment and flags only'}; commented lines show defaults\n"
+    lines = [head, render_toml(loaded.settings, loaded.sources).removesuffix("\n")]
+    say(to_json(loaded.settings, loaded.sources, loaded.path), lines, as_json=as_json)
 
 
 @config.command()
@@ -55,16 +52,13 @@ def validate(where: Where, as_json: bool) -> None:
             raise
         several = isinstance(error, ConfigurationProblems)
         problems = [str(problem) for problem in error.problems] if several else [str(error)]  # type: ignore[attr-defined]
-        click.echo(json.dumps({"schema_version": 1, "ok": False, "problems": problems}, indent=2))
+        print_json({"schema_version": 1, "ok": False, "problems": problems})
         raise SystemExit(int(error.exit_code)) from error
     warnings = [*loaded.warnings, *_look_around(loaded)]
-    if as_json:
-        report = {"schema_version": 1, "ok": True, "path": str(loaded.path) if loaded.path else None}
-        click.echo(json.dumps({**report, "run_id": loaded.settings.run_id, "warnings": warnings}, indent=2))
-        return
-    click.echo(f"ok: {loaded.path or 'environment'} (run {loaded.settings.run_id})")
-    for warning in warnings:
-        click.echo(f"warning: {warning}")
+    run_id, path = loaded.settings.run_id, str(loaded.path) if loaded.path else None
+    document = {"schema_version": 1, "ok": True, "path": path, "run_id": run_id, "warnings": warnings}
+    lines = [f"ok: {path or 'environment'} (run {run_id})", *(f"warning: {warning}" for warning in warnings)]
+    say(document, lines, as_json=as_json)
 
 
 @config.command()
