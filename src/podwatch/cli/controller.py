@@ -90,9 +90,9 @@ def command(where: Where, place: tuple[str, ...], mode: str | None, as_json: boo
                 stop = _Stop()
                 for number in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(number, stop)
-                code = loop(controller, stop.sleep, _reporter(as_json))
+                code = loop(controller, stop.sleep, _Reporter(as_json))
             else:
-                code = once(controller, time.sleep, _reporter(as_json))
+                code = once(controller, time.sleep, _Reporter(as_json))
     finally:
         store.close()
     raise click.exceptions.Exit(int(code))
@@ -140,7 +140,3 @@ class _Reporter:
         if kind != self.last:  # --loop says the same thing once
             click.echo(clean(text))
         self.last = kind
-
-
-def _reporter(as_json: bool) -> _Reporter:
-    return _Reporter(as_json)
