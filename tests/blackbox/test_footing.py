@@ -41,12 +41,13 @@ def livez(daemon: DaemonProcess) -> int:
         return int(answer.status)
 
 
-def guards(daemon: DaemonProcess, what: str, *, publishes: bool = False) -> dict[str, Any]:
-    """It lives, answers, and says critically why, with the fix. It ``publishes`` where nothing is unknown to it."""
+def guards(daemon: DaemonProcess, what: str, *, publishes: bool | None = False) -> dict[str, Any]:
+    """It lives, answers, and says critically why, with the fix. It ``publishes`` where nothing is unknown to it (None:
+    either)."""
     found: dict[str, Any] = daemon.wait_for(lambda: reasons(daemon).get(KIND), 30, f"the finding: {what}")
     assert found["severity"] == "critical"
     assert what in found["summary"], found
-    assert ("publishes nothing" in found["summary"]) is not publishes
+    assert publishes is None or ("publishes nothing" in found["summary"]) is not publishes
     assert found["suggestion"]
     assert livez(daemon) == 200
     shown = says(daemon, 2)
@@ -272,7 +273,8 @@ def test_a_read_only_disk_is_guarded_by_what_it_holds(rig: Rig, small_state: Pat
     daemon.start()
     adopted = daemon.wait_event("trainer-adopted", 40, after=seen)
     assert adopted["pid"] == pid
-    found = guards(daemon, "is read-only")
+    # Whether SQLite can read the database there depends on what the killed podwatch left of its log.
+    found = guards(daemon, "is read-only", publishes=None)
     assert "remount it" in found["suggestion"]
     second = daemon.command("run")
     assert second.returncode == 75, (second.returncode, second.stderr)

@@ -43,6 +43,6 @@ def test_the_save_that_a_start_resumed_is_stored_once(rig: Rig, elsewhere: Path)
     assert daemon.command("restart").returncode == 0
     rig.obey()
     running(daemon, rig, step=newest + 10, after=len(daemon.events()) - 1)
-    published(daemon, 60, step=rig.saved[-1])
+    published(daemon, 60, step=stands(rig, daemon))
     stored = Counter(e["step"] for e in daemon.events() if e["podwatch_event"] == "published")
     assert stored[newest] == 1, stored

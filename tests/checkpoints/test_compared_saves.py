@@ -14,7 +14,7 @@ from podwatch.checkpoints.table import TrainerTable
 from tests.drivers.checkpoints import Catalogue, Completeness, catalogue_of, judge, one_reader, open_layout
 from tests.support.checkpoints import ManualClock
 from tests.support.layout_checks import age
-from tests.support.layout_makers import core, run
+from tests.support.layout_makers import Script, core, run
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,50 @@ def test_where_the_end_is_marked_and_the_writers_ended_it_is_whole(tmp_path: Pat
     pod.save(20)
     assert pod.look(writers_ended=True) == {10: "complete", 20: "complete"}
     assert pod.look() == {10: "complete", 20: "complete"}, "and stays so"
+
+
+RANKS = [f"rng_state_{rank}.pth" for rank in range(4)]
+
+
+def of_ranks(pod: Pod, step: int, count: int = 4) -> None:
+    """A save of four ranks, whose end nothing marks: some of the ranks' files can be missing."""
+    directory = pod.save(step, "rng_state.pth")
+    script = Script()
+    for name in RANKS[:count]:
+        script.torch(directory / name)
+    run(script.operations)
+    age(directory, 100)
+
+
+def test_where_no_end_is_marked_ended_writers_do_not_make_it_whole(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    for step, count in ((10, 4), (20, 4), (30, 3)):
+        of_ranks(pod, step, count)
+        found = pod.look(writers_ended=True)
+    assert (found[10], found[20]) == ("complete", "complete")
+    assert found[30] != "complete"
+
+
+def test_two_that_were_cut_off_far_apart_do_not_agree(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    found = {}
+    for step, count in ((10, 4), (20, 4), (30, 2), (40, 4), (50, 4), (60, 2)):
+        of_ranks(pod, step, count)
+        found = pod.look()
+    assert {step for step, state in found.items() if state == "complete"} == {10, 20, 40, 50}
+    assert found[30] == "incomplete", "it holds no room back, and pruning may remove it"
+    of_ranks(pod, 70, 2)
+    found = pod.look()
+    assert {step for step, state in found.items() if state == "complete"} == {10, 20, 40, 50, 60, 70}
+
+
+def test_writers_that_end_later_make_one_whole_whose_end_is_marked(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    for step in (10, 20):
+        with_extra(pod.save(step))
+    pod.save(30)
+    assert pod.look()[30] == "writing"
+    assert pod.look(writers_ended=True)[30] == "complete"
 
 
 def test_what_was_added_later_is_not_asked_of_the_next_save(pod: Pod) -> None:

@@ -48,6 +48,25 @@ def test_a_log_that_is_late_refuses_no_save() -> None:
     assert odd(*saves, 306, shown=100) == [306]
 
 
+def test_what_was_deleted_shows_how_far_training_was() -> None:
+    """The best one is kept, and only the newest two of the others."""
+    sets = [saved(100), saved(800), saved(900)]
+    assert sorted(implausible(sets, 500)) == [800, 900]
+    assert implausible(sets, 500, deleted=range(200, 800, 100)) == {}
+    records = CheckpointRecords()
+    for step in range(100, 800, 100):
+        files = (RecordedFile("checkpoint", "model.pt", 1, 1),)
+        records.note(CheckpointRecord(step, f"s{step}", "hf", "b", files, float(step)))
+    records.keep_only([100])
+    held = HeldBack()
+    held.show(500)
+    assert not any(s.held for s in held.mark(sets, records))
+
+
+def test_a_first_save_at_step_zero_gives_no_interval() -> None:
+    assert odd(0, 500, shown=499) == []
+
+
 def test_where_no_step_is_visible_nothing_is_held() -> None:
     assert odd(1000) == odd(20_251_122) == odd(100, 105, 110, 999_999) == []
     assert odd(30_000, shown=3) == odd(30_000, 31_000, shown=3) == [], "the log counts epochs"

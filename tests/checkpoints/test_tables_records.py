@@ -212,6 +212,16 @@ def test_a_later_podwatch_knows_what_an_earlier_one_wrote(tmp_path: Path) -> Non
     assert {r.step for r in other.all} == {5, 6, 7}
 
 
+def test_a_record_that_another_command_writes_meanwhile_is_read_although_this_one_writes_too(tmp_path: Path) -> None:
+    """A restore, while the daemon rescans."""
+    kept, other = CheckpointRecords(RecordFiles(tmp_path)), CheckpointRecords(RecordFiles(tmp_path))
+    kept.begin("hf")
+    other.note(record(7))
+    kept.note(record(5))
+    kept.begin("hf")
+    assert {r.step for r in kept.all} == {5, 7}
+
+
 def test_what_was_held_back_stays_so_until_the_operator_names_it(tmp_path: Path) -> None:
     def begun() -> CheckpointRecords:
         found = CheckpointRecords(RecordFiles(tmp_path))

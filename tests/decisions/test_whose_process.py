@@ -447,12 +447,14 @@ def test_who_gave_a_process_the_trainers_environment() -> None:
         proc(71, 70, "python task.py"),
         proc(80, 10, "python /s/supervise.py keep /s s7"),
         proc(81, 80, "python worker.py"),
+        proc(90, 10, "python /s/supervise.py init --job -- podwatch run"),  # typed at a shell
+        proc(91, 90, "python worker.py"),  # its supervisor was killed
     ]
-    marked = {20, 21, 30, 31, 40, 50, 61, 71, 81}
+    marked = {20, 21, 30, 31, 40, 50, 61, 71, 81, 91}
     own = [replace(p, start_id="s7") if p.pid in marked else p for p in pod]
     answers = {t.top.pid for t in classify_trees(own, RUN) if t.answer is TreeAnswer.OWN}
-    assert answers == {20, 71, 81}
-    assert {p.pid for p in own_processes(own, RUN)} == {20, 21, 71, 81}
+    assert answers == {20, 71, 81, 91}
+    assert {p.pid for p in own_processes(own, RUN)} == {20, 21, 71, 81, 91}
 
 
 # -- second writers ----------------------------------------------------------------------------------------------------
@@ -479,6 +481,8 @@ def writers(*processes: PodProcess, above: tuple[int, ...] = ()) -> dict[int, bo
         proc(20, 1, "torchrun x.py --output_dir outputs"),
         proc(20, 1, TRAIN, age=3.0),
         proc(20, 1, TRAIN, start_id="other", **GPU),
+        proc(20, 1, f"{TRAIN} --do_train --do_eval", **GPU),
+        proc(20, 1, f"{TRAIN} --do_eval", writes=(SAVE,), **GPU),
     ],
     ids=lambda one: " ".join(one.argv),
 )
@@ -491,7 +495,6 @@ def test_a_second_writer_saves_trains_or_runs_our_script(process: PodProcess) ->
     [
         proc(20, 1, TRAIN, age=1.0),
         proc(20, 1, f"python prepare.py --output_dir {OUT}", age=60.0),
-        proc(20, 1, f"torchrun eval.py --output_dir {OUT}", **GPU),
         proc(20, 1, "PRIME-RL::Launcher", writes=(f"{OUT}/log",), cwd=OUT),
     ],
     ids=lambda one: " ".join(one.argv),
@@ -511,12 +514,25 @@ def test_one_that_may_write_is_no_second_writer_yet(process: PodProcess) -> None
         proc(20, 1, f"vllm serve {OUT}", **GPU),
         proc(20, 1, "python train.py --output_dir /work/another", cwd="/work", writes=("/work/another/x",), **GPU),
         proc(20, 1, f"python train.py --resume {OUT}/checkpoints/step_40", cwd="/work", **GPU),
+        proc(20, 1, f"torchrun eval.py --output_dir {OUT}", **GPU),
+        proc(20, 1, f"{TRAIN} --do_eval", **GPU),
+        proc(20, 1, f"{TRAIN} --do_predict --output_dir {OUT}", **GPU),
+        proc(20, 1, f"{TRAIN} --test-only=1", **GPU),
+        proc(20, 1, f"{TRAIN} --help", age=3.0),
         proc(20, 1, TRAIN, users=(1000, 1000), **GPU),
     ],
     ids=lambda one: " ".join(one.argv),
 )
 def test_readers_tools_and_strangers_are_no_writers(process: PodProcess) -> None:
     assert writers(process) == {}
+
+
+@pytest.mark.parametrize("path", ["100.orbax-checkpoint-tmp-17/state/x", "000100/pytorch_model.bin"])
+def test_a_step_that_is_only_a_number_counts_below_the_roots_of_checkpoints(path: str) -> None:
+    writer = proc(20, 1, "/opt/x", writes=(f"{OUT}/ckpts/{path}",), **GPU)
+    assert writers(writer) == {}
+    found = writers_beside([INIT, SHELL, writer], replace(BESIDE, roots=(f"{OUT}/ckpts",)), {11}, {1, 10})
+    assert [tree.writes for tree in found] == [True]
 
 
 def test_our_script_with_an_inference_server_of_its_own_is_a_second_writer() -> None:

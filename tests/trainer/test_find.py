@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from podwatch.domain.process import PodProcess, TreeAnswer
 from podwatch.system.procfs import identify
-from podwatch.trainer import find
+from podwatch.trainer import find, names_of_run
 from podwatch.trainer.find import PodReader, find_trees, read_pod
 from podwatch.trainer.rules import SoughtRun
 from tests.support.known_trainers import ROLES
@@ -141,3 +142,24 @@ def test_what_used_no_cpu_is_read_again_now_and_then(out: Path, monkeypatch: pyt
         for _ in range(2 * find.READ_EVERY):
             assert any(p.pid == pid for p in reader.read(run(out)))
     assert 2 <= read.count(pid) <= 6
+
+
+def test_a_mount_that_hangs_is_read_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many processes name files on it."""
+    release = threading.Event()
+    monkeypatch.setattr(names_of_run, "_CONFIG_SECONDS", 0.05)
+    monkeypatch.setattr(names_of_run, "_mount_of", lambda path: "/".join(path.split("/")[:3]))
+    monkeypatch.setattr(names_of_run.os.path, "realpath", lambda path: release.wait() and path)
+    before = threading.active_count()
+    try:
+        assert [names_of_run.resolved(f"/mnt/dead/{n}") for n in range(20)] == [f"/mnt/dead/{n}" for n in range(20)]
+        assert threading.active_count() == before + 1
+    finally:
+        release.set()
+    eventually(lambda: threading.active_count() == before)
+    assert names_of_run.resolved("/mnt/dead/9") == "/mnt/dead/9"
+
+
+def test_the_mount_of_a_path_is_the_innermost() -> None:
+    assert names_of_run._mount_of("/proc/self/stat") == "/proc"
+    assert names_of_run._mount_of("/nowhere/at/all") == "/"

@@ -8,11 +8,14 @@ both, so that a restarted podwatch neither publishes nor accepts a checkpoint th
 it. The other methods are for the event loop.
 """
 
+import os
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.second_writer import Beside, Span, follow
 from podwatch.checkpoints.shapes import StepSeen
+from podwatch.config.settings import Settings
 from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet, HeldAs, newest_complete
 from podwatch.domain.document import Document, Many
 from podwatch.domain.finding import Finding, FindingKind, Severity
@@ -23,7 +26,7 @@ from podwatch.journal import Journal
 from podwatch.sensors.processes import ProcessSensor
 from podwatch.system.clock import Clock
 from podwatch.system.procfs import is_alive
-from podwatch.trainer.find import PodReader
+from podwatch.trainer.find import PodReader, sought_run
 from podwatch.trainer.process_roles import Roles
 from podwatch.trainer.rules import SoughtRun
 from podwatch.trainer.trainer_handle import TrainerHandle, started_wall
@@ -39,7 +42,8 @@ class TwoWriters:
 
     def __init__(
         self,
-        run: SoughtRun,
+        settings: Settings,
+        layout: Layout,
         held: HeldBack,
         *,
         roles: Roles,
@@ -47,14 +51,15 @@ class TwoWriters:
         journal: Journal,
         processes: ProcessSensor,
     ) -> None:
-        self._run = replace(run, gpus=frozenset())
-        """With any GPU: a second trainer on another one mixes checkpoints, too."""
+        self._settings, self._layout = settings, layout
+        self._output_dir = settings.trainer.output_dir
         self._clock, self._journal, self._processes = clock, journal, processes
         self._reader = PodReader(roles)
         self._looked_wall = 0.0
         self._ours: frozenset[ProcessIdentity] = frozenset()
         """Processes of the trainer that podwatch watches, or watched last: what is left of it is no writer beside
         it."""
+        self._start_ids: frozenset[str] = frozenset()
         self._watched: TrainerHandle | None = None
         self._writers: tuple[FoundTree, ...] = ()
         """Those that write beside the watched trainer; without one, those that write beside each other."""
@@ -74,8 +79,8 @@ class TwoWriters:
             watched = handle if handle is not None and is_alive(handle.launcher) else None
             if watched is not None:
                 self._ours = _processes_of(watched, sample)
-                self._run = replace(self._run, start_ids=frozenset({watched.start_id}))
-            found = self._reader.find_writers(self._run, self._ours)
+                self._start_ids = frozenset({watched.start_id})
+            found = self._reader.find_writers(self._sought(), self._ours)
         except OSError as error:  # out of descriptors or memory: no result this time
             self.problem = f"the processes of this pod cannot be read: {error}"
             return
@@ -99,13 +104,18 @@ class TwoWriters:
         self.beside = Beside(at, follow(self.beside.spans, first, who, at))
         self.found, self._watched, self._writers, self._looked_wall = found, watched, writers, wall
 
+    def _sought(self) -> SoughtRun:
+        """As the paths lead now. On any GPU: a second trainer on another one mixes checkpoints, too."""
+        roots = tuple(os.path.realpath(root) for root in self._layout.watch_roots())
+        return replace(sought_run(self._settings, self._start_ids), gpus=frozenset(), roots=roots)
+
     # -- findings (on the loop) ---------------------------------------------------------------------------------------
 
     def findings(self, sets: tuple[CheckpointSet, ...], now: float) -> tuple[Finding, ...]:
         """``now`` monotonic."""
         found = (self._two(self._writers, sets, now),) if self._writers else self._after(sets, now)
         if self.problem:
-            text = f"podwatch cannot see whether a second trainer writes to {self._run.output_dir}: {self.problem}"
+            text = f"podwatch cannot see whether a second trainer writes to {self._output_dir}: {self.problem}"
             found = (*found, Finding(FindingKind.SENSOR_BLIND, Severity.WARNING, text, now, subject="two-writers"))
         return found
 
@@ -139,13 +149,13 @@ class TwoWriters:
             sample = self._processes.latest().value
             tree = sample.descendants if sample else ()
             ours = next((p.command for p in tree if p.identity == handle.launcher), "")
-            command = shown(ours.split() or self._run.command)
+            command = shown(ours.split() or self._settings.trainer.command)
             who = f"podwatch watches pid {handle.launcher.pid} ({command}); the other is {others}"
             fix = f"stop one of them: `kill {pids}`, or `podwatch stop-training` for the one that podwatch watches"
         return Finding(
             FindingKind.TWO_WRITERS,
             Severity.CRITICAL,
-            f"two trainers write to {self._run.output_dir}: {who}. podwatch neither publishes nor resumes from"
+            f"two trainers write to {self._output_dir}: {who}. podwatch neither publishes nor resumes from"
             " checkpoints that are saved meanwhile" + (f" (held back: step {held})" if held else ""),
             self.held.spans[-1].start - self._clock.wall() + now if self.held.spans else now,
             fix,
@@ -217,8 +227,9 @@ class Implausible:
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:
     """``seen`` without implausible steps. A layout reports the highest checkpoint directory; if that is not of the
-    current lineage, or not scanned yet, the newest checkpoint of the lineage replaces it."""
-    line = {s.step: s for s in sets if s.of_line}
+    current lineage, or not complete (a copy that was cut off has any number), the newest complete checkpoint of the
+    lineage replaces it."""
+    line = {s.step: s for s in sets if s.of_line and s.complete}
     odd = {s.step for s in sets if s.held_as is HeldAs.IMPLAUSIBLE}
     newest = max(line, default=None)
     found = []

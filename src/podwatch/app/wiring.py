@@ -196,7 +196,8 @@ def _training(
         launcher=launcher,
         environment=TrainingEnvironment(token),
         two_writers=TwoWriters(
-            sought_run(settings),
+            settings,
+            run.layout,
             checkpoints.held,
             roles=Roles(process_names(settings)),
             clock=run.clock,

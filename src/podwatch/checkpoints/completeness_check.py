@@ -8,7 +8,7 @@ truncated or never written. It cannot find flipped bits, swapped or single lost 
 truncated pickle of the old format: the hashes taken during upload do that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -100,8 +100,16 @@ class _Seen:
     """As ``Known.ended``: said now, or before of the same files."""
 
 
-def _whole(judgement: Inspection) -> Inspection:
-    return replace(judgement, outcome=InspectionOutcome.WHOLE, lacks=False, reason="")
+def _in_a_row(
+    step: int,
+    files: tuple[RecordedFile, ...],
+    other: int,
+    complete: Iterable[tuple[int, tuple[RecordedFile, ...]]],
+    ends: SaveEnd,
+) -> bool:
+    """Whether no complete save between these two steps has other kinds of files."""
+    low, high = sorted((step, other))
+    return all(agree(files, between, ends=ends) for at, between in complete if low < at < high)
 
 
 class CompletenessChecker:
@@ -147,15 +155,15 @@ class CompletenessChecker:
         if record is not None:
             found, added = checkpoint_identity.without_additions(found, record)
         judgement = self._layout.judge(step, found)
-        if record is not None and judgement.lacks:
-            judgement = _whole(judgement)
+        if record is not None:
+            judgement = judgement.accepted()
         return replace(judgement, leftovers=(*judgement.leftovers, *added)) if added else judgement
 
     def examine(self, step: int, parts: Sequence[PartDir], known: Known | None) -> Known:
         """Read one step file by file; ``known`` is the result of the last time. Never raises for what is on disk."""
         seen = self._identify(step, parts, known)
         earlier = self._reuse(seen)
-        if earlier is not None and earlier.settled:
+        if earlier is not None and earlier.settled and not (earlier.judgement.lacks and seen.ended > earlier.ended):
             return earlier
         return self._state(seen, known, self._judge_now(seen, earlier))
 
@@ -289,15 +297,22 @@ class CompletenessChecker:
             return judgement
         ends, files = judgement.ends, self._layout.compared(own)
         before = (self._compared(r) for r in self._records.before(seen.step))
-        reason = judgement.reason or lacking(seen.step, files, before, ends=ends)
+        reason = judgement.unusual or lacking(seen.step, files, before, ends=ends)
         if not reason or (seen.ended and ends is not SaveEnd.NONE):  # its end is marked: nothing more comes
-            return _whole(judgement)
-        others = [self._compared(r).files for r in self._records.all if r.step > seen.step]
+            return judgement.accepted()
         waited = seen.quiet >= self._patience(ends)
+        others = [(r.step, self._compared(r).files) for r in self._records.all]
+        left = {r.step for r in self._records.all if r.deleted}
+        speaks = [one for one in others if one[0] > seen.step and one[0] not in left]
         if waited and self._refused is not None and self._refused[0] != seen.step:
-            others.append(self._refused[1])
-        if any(agree(files, other, ends=ends) for other in others):
-            return _whole(judgement)
+            speaks.append(self._refused)
+        if judgement.unusual:  # the one before may do without it, too
+            speaks += [one for one in others if one[0] < seen.step][-1:]
+        if judgement.unusual or ends is SaveEnd.NONE:
+            # A resume needs what is missing, or it was cut off: only two in a row show that training saves no more.
+            speaks = [one for one in speaks if _in_a_row(seen.step, files, one[0], others, ends)]
+        if any(agree(files, other, ends=ends) for _, other in speaks):
+            return judgement.accepted()
         if waited:
             self._refused = seen.step, files
         return replace(judgement, outcome=InspectionOutcome.NOT_COMPLETE, lacks=True, reason=reason)
@@ -350,12 +365,13 @@ class CompletenessChecker:
             state.set = replace(state.set, unclear=True)
             return state  # stays WRITING: a checkpoint that cannot be observed must not be removed
         state.moving = begun and state.quiet < long_quiet
-        if judgement.lacks:
+        if judgement.lacks and (judgement.unusual or judgement.ends is not SaveEnd.NONE):
             # It stays WRITING: kept until another save agrees with it.
             if state.polls >= 2 and state.quiet >= self._patience(judgement.ends):
                 state.set, state.settled = replace(state.set, unclear=True), True
             return state
-        if state.polls >= 2 and (state.quiet >= long_quiet or not begun):
+        enough = self._patience(judgement.ends) if judgement.lacks else long_quiet
+        if state.polls >= 2 and (state.quiet >= enough or not begun):
             final = Completeness.DAMAGED if judgement.damaged else Completeness.INCOMPLETE
             # A volume that is not mounted looks like deleted checkpoints: no fresh start without the operator.
             unclear = judgement.damaged or judgement.remainder

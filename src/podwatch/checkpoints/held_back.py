@@ -19,11 +19,16 @@ _AHEAD = 2
 
 
 def implausible(
-    sets: Sequence[CheckpointSet], shown: int | None, *, doubted: Collection[int] = (), trusted: Collection[int] = ()
+    sets: Sequence[CheckpointSet],
+    shown: int | None,
+    *,
+    doubted: Collection[int] = (),
+    trusted: Collection[int] = (),
+    deleted: Collection[int] = (),
 ) -> Mapping[int, str]:
     """Step -> why no training of this run has written it. ``shown``: the newest step that this run's trainer showed;
     None: not known, and then only an impossible number is held against a checkpoint, and what was ``doubted`` before.
-    ``trusted``: named by the operator, or from the store.
+    ``trusted``: named by the operator, or from the store. ``deleted``: steps that were complete and never in doubt.
 
     The save before it shows how far training is, too: a log that is written late (a buffer, a line at every hundredth
     step) must not refuse what training saves meanwhile. A log that counts epochs says nothing about checkpoints that
@@ -33,22 +38,26 @@ def implausible(
     known: list[int] = []
     interval = 0
     at = "" if shown is None else f": it is at step {shown}"
-    for one in sorted(sets, key=lambda s: s.step):
-        doubt = one.step in doubted and (shown is None or one.step > shown)
-        if one.step >= NO_TRAINING and one.step not in trusted:
-            found[one.step] = "the step number is impossibly high"
-        elif not one.complete:
+    present = {one.step: one for one in sets}
+    for step in sorted({*present, *deleted}):
+        one = present.get(step)
+        doubt = step in doubted and (shown is None or step > shown)
+        if one is not None and step >= NO_TRAINING and step not in trusted:
+            found[step] = "the step number is impossibly high"
+        elif one is not None and not one.complete:
             continue
-        elif one.step not in trusted and (doubt or _is_far(one.step, shown, known, interval)):
-            found[one.step] = f"training has not shown this step{at}"
+        elif one is not None and step not in trusted and (doubt or _is_far(step, shown, known, interval)):
+            found[step] = f"training has not shown this step{at}"
         else:
-            interval = max(interval, one.step - known[-1]) if len(known) > 1 else one.step - (known or [0])[-1]
-            known.append(one.step)
+            interval = max(interval, step - known[-1]) if len(known) > 1 else step - (known or [0])[-1]
+            known.append(step)
     return found
 
 
 def _is_far(step: int, shown: int | None, known: Sequence[int], interval: int) -> bool:
-    return bool(known) and shown is not None and known[0] <= shown and step > max(shown, known[-1]) + _AHEAD * interval
+    if shown is None or not known or not interval:
+        return False
+    return known[0] <= shown and step > max(shown, known[-1]) + _AHEAD * interval
 
 
 class HeldBack:
@@ -94,7 +103,8 @@ class HeldBack:
         released = {key for key, held in records.decided.items() if not held} | records.restored
         trusted = {s.step for s in sets if (s.step, s.save_id) in released or s.step == self.started_from}
         doubted = {s.step for s in sets if (s.step, s.save_id) in records.doubted}
-        odd = implausible(sets, self.shown, doubted=doubted, trusted=trusted)
+        deleted = {r.step for r in records.all if r.deleted and not r.doubted and r.step < NO_TRAINING}
+        odd = implausible(sets, self.shown, doubted=doubted, trusted=trusted, deleted=deleted)
         return tuple(self._marked(found, odd.get(found.step, ""), records) for found in sets)
 
     def _marked(self, found: CheckpointSet, odd: str, records: CheckpointRecords) -> CheckpointSet:

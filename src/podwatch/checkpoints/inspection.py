@@ -1,7 +1,7 @@
 """What an inspection says of one save: the one shape from the child that reads to what ``verify`` prints."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
@@ -55,9 +55,15 @@ class Inspection(Document):
     lacks: bool = False
     """It is whole by its own files, and lacks a kind of file that the saves before it have, or that such saves usually
     have."""
+    unusual: str = ""
+    """What it lacks of what such saves usually have, and a resume needs: an optimizer."""
     rests_on: tuple[Path, ...] = ()
     """Files outside the parts (a tracker in the parent) that the rule read: when one of them changes, the step must be
     judged again although its own files did not change."""
+
+    def accepted(self) -> "Inspection":
+        """The same of a save that needs nothing of what it lacks."""
+        return replace(self, outcome=InspectionOutcome.WHOLE, lacks=False, reason="") if self.lacks else self
 
     @property
     def whole(self) -> bool:

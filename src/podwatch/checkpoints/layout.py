@@ -182,7 +182,8 @@ class Layout(Places):
         dirs = [given.get(name) or PartDir(name, _NOWHERE, name not in table.if_any) for name in names]
         own = [scan_part(part).found for part in dirs]
         about = Surroundings(needed_parts=tuple(given))
-        found = self.inspector.inspect(table, step, {p.part.name: _place_of(p) for p in own}, _recorded(own), about)
+        places = {p.part.name: _place_of(p) for p in own}
+        found = self.inspector.inspect(table, step, places, _recorded(own), about).accepted()
         return tuple(own), replace(found, leftovers=_leftovers(own, found))
 
     def _is_deleted(self, listing: Listing, step: int) -> bool:

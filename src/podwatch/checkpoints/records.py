@@ -365,9 +365,10 @@ class CheckpointRecords:
         self._all = {**self._all, record.key: record}
         self._learn()
         if self._files is not None and self._writes:
+            known = self._files.stamp() == self._stamp  # else another command wrote one, which ``begin`` will read
             with contextlib.suppress(OSError, ValueError, PodwatchError):  # a name that no document can hold
                 self._files.write(record)
-            self._stamp = self._files.stamp()
+            self._stamp = self._files.stamp() if known else None
 
     def _learn(self) -> None:
         self.all = tuple(sorted(self._all.values(), key=lambda r: (r.wall, r.step)))

@@ -96,6 +96,7 @@ def inspect_save(table: TrainerTable, save: SaveFacts) -> Inspection:
         outcome=InspectionOutcome.NOT_COMPLETE if lacks else InspectionOutcome.WHOLE,
         reason=lacks,
         lacks=bool(lacks),
+        unusual=lacks,
         ends=_end(table, save, files, shape),
         save_token="-".join(t for t in shape.tokens if t),
         world_size=_world_size(table, shape),

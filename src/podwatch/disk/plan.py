@@ -243,7 +243,7 @@ class Pressure:
 def pressure_of(given: DiskFacts, policy: DiskSettings) -> Pressure:
     """What the next save and the usage threshold ask for, minus what a save in flight has already written."""
     disk, save, margin = given.disk, given.next_save, policy.margin
-    writing = [s for s in given.checkpoints if s.completeness is Completeness.WRITING]
+    writing = [s for s in given.checkpoints if s.completeness is Completeness.WRITING and not s.unclear]
     written = max((s.size_bytes for s in writing), default=0)
     written_files = max((s.file_count for s in writing), default=0)
     outgrown = written > save.usual_bytes * margin  # the save in flight is a big one

@@ -130,11 +130,12 @@ class StoppedTraining:
         for target in tuple(self._fetched):
             if target not in owner.state.waiting:  # a newer one replaced it
                 await self._release(target)
-        if not (self._full and self._fetched) and (absent := self._to_fetch(local)) is not None:
-            await self._fetch(absent)
-            return
+        absent = self._to_fetch(local)
         ready = evaluations_due.ready(owner.state, local, self._fetched)
         targets = evaluations_due.stop_for(owner.state, ready, self._desk.clock.wall(), site.desired)
+        if absent is not None and not targets and not (self._full and self._fetched):
+            await self._fetch(absent)
+            return
         refused = site.stop_refused()
         if targets and not refused and site.desired is Desired.RUNNING:
             refused = await owner.no_room()  # known before training stops for nothing

@@ -155,12 +155,24 @@ def descendants(pid: int) -> list[int]:
     return order
 
 
-def command(pid: int) -> tuple[str, ...]:
-    """argv; empty for a kernel thread, a zombie, or a process that is gone."""
+def command(pid: int, *, wait: bool = False) -> tuple[str, ...]:
+    """argv; empty for a kernel thread, a zombie, or a process that is gone. ``wait``: one in the middle of an exec is
+    read again, as in ``_environment``."""
     raw = _read_memory(pid, "cmdline")
+    for _ in range(EXEC_LOOKS if wait else 0):
+        if raw != b"" or not _executes(pid):
+            break
+        time.sleep(EXEC_PAUSE)
+        raw = _read_memory(pid, "cmdline")
     if not raw:
         return ()
     return tuple(part.decode("utf-8", "replace") for part in raw.rstrip(b"\0").split(b"\0"))
+
+
+def _executes(pid: int) -> bool:
+    """Whether a process without a command may be in the middle of an exec: it lives, and is no kernel thread."""
+    status = read_stat(pid)
+    return status is not None and status.state not in "ZXx" and KTHREADD not in (pid, status.parent_pid)
 
 
 def environment_value(pid: int, name: str) -> str | None:
@@ -186,10 +198,7 @@ def _environment(pid: int) -> bytes:
     for _ in range(EXEC_LOOKS):
         if raw := _read_memory(pid, "environ"):
             return raw
-        status = read_stat(pid)
-        if raw is None or status is None or status.state in "ZXx" or KTHREADD in (pid, status.parent_pid):
-            break
-        if command(pid):
+        if raw is None or not _executes(pid) or command(pid):
             break
         time.sleep(EXEC_PAUSE)
     return _read_memory(pid, "environ") or b""  # the exec may just have finished

@@ -73,9 +73,12 @@ class PodReader:
     def __init__(self, roles: Roles) -> None:
         self._roles = roles
         self._turn = 0
-        self._run: SoughtRun | None = None
+        self._place: tuple[object, ...] = ()
+        """What of the run decides what is read of a process."""
         self._known: dict[int, tuple[tuple[object, ...], PodProcess | None]] = {}
         """What shows that nothing has changed, and what was read: None for a thread of the kernel."""
+        self._answered: tuple[object, tuple[FoundTree, ...]] | None = None
+        """What ``find_writers`` was asked, and its answer: the same while no process has changed."""
         self._before: frozenset[ProcessIdentity] = frozenset()
 
     def knew(self, identity: ProcessIdentity) -> bool:
@@ -86,9 +89,10 @@ class PodReader:
         """Return every process that runs but those of these pids. ``own_pid``: podwatch (0: this process)."""
         own_pid = own_pid or os.getpid()
         own, above = {own_pid, *procfs.descendants(own_pid)}, procfs.ancestors(own_pid)
-        kept, self._known = self._known if run == self._run else {}, {}
+        place = run.output_dir, run.checkpoint_dir, run.users
+        kept, self._known = self._known if place == self._place else {}, {}
         self._before = frozenset(process.identity for _, process in kept.values() if process is not None)
-        self._run, self._turn = run, self._turn + 1
+        self._place, self._turn = place, self._turn + 1
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         found = []
         for pid in procfs.all_pids():
@@ -100,7 +104,7 @@ class PodReader:
             again = (pid + self._turn) % READ_EVERY == 0
             young = before is not None and before[1] is not None and before[1].identity.age(now) < YOUNG_SECONDS
             if before is None or before[0] != mark or again or young:
-                before = (mark, self._read(line, run, own))
+                before = (mark, self._read(line, run, own, None if before is None else before[1]))
             self._known[pid] = before
             if (process := before[1]) is not None:
                 ours = pid in own or program(process.argv)[0] == _RUNS_COMMANDS
@@ -108,10 +112,14 @@ class PodReader:
                 found.append(replace(process, podwatch=ours, above_podwatch=pid in above, age=age))
         return found
 
-    def _read(self, line: procfs.ProcStat, run: SoughtRun, own: Collection[int]) -> PodProcess | None:
+    def _read(
+        self, line: procfs.ProcStat, run: SoughtRun, own: Collection[int], before: PodProcess | None
+    ) -> PodProcess | None:
         process = read_process(line.pid, self._roles, run)
         if process is None or not run.output_dir or not _may_name(process, run, own):
             return process
+        if before is not None and (before.argv, before.cwd) == (process.argv, process.cwd):
+            return replace(process, names_output=before.names_output)  # its configuration was read when it was loaded
         target = Target(run.output_dir, follow_links=True)
         said = named_in_argv(process.argv, process.cwd, target) or named_in_files(process.argv, process.cwd, target)
         return replace(process, names_output=said)
@@ -121,7 +129,13 @@ class PodReader:
         supervisor. Blocks."""
         pids = {identity.pid for identity in ours}
         above = {parent for pid in pids for parent in procfs.ancestors(pid)} - pids
-        return writers_beside(self.read(run, but=pids), run, pids, above)
+        before = list(self._known.values())
+        processes = self.read(run, but=pids)
+        question = run, frozenset(pids), frozenset(above)
+        young = any(process.age < YOUNG_SECONDS for process in processes)
+        if self._answered is None or young or self._answered[0] != question or before != list(self._known.values()):
+            self._answered = question, writers_beside(processes, run, pids, above)
+        return self._answered[1]
 
 
 def read_process(pid: int, roles: Roles, run: SoughtRun | None = None) -> PodProcess | None:
@@ -130,7 +144,7 @@ def read_process(pid: int, roles: Roles, run: SoughtRun | None = None) -> PodPro
     line = procfs.read_stat(pid)
     if line is None or line.state in "ZXx":
         return None
-    argv = procfs.command(pid)
+    argv = procfs.command(pid, wait=True)
     if not argv and pid != 1:
         if not procfs.hangs(pid):
             return None

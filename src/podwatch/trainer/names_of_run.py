@@ -7,13 +7,13 @@ Pure, except for ``named_in_files``, which reads configuration files, and a ``Ta
 import os
 import re
 import shlex
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
-from podwatch.system.blocking_calls import in_time
 from podwatch.system.files import read_small
 from podwatch.trainer.process_roles import program
 
@@ -117,7 +117,7 @@ def named_in_files(argv: Sequence[str], cwd: str, target: Target) -> str:
     effort: one key and value per line. Reads regular files, bounded in size and time. Blocks for at most a second per
     file."""
     for path in configuration_files(argv, cwd)[:4]:
-        text = _within(_CONFIG_SECONDS, lambda path=path: read_small(Path(path), _CONFIG_BYTES))  # type: ignore[misc]
+        text = _within(_CONFIG_SECONDS, path, lambda path=path: read_small(Path(path), _CONFIG_BYTES))  # type: ignore[misc]
         values = {value for _, value in options_of(tuple(argv))}
         if text is not None and named_in_text(text.decode("utf-8", "replace"), cwd, target, values):
             return f"its configuration {os.path.basename(path)} names {target.output_dir}"  # noqa: PTH119
@@ -173,12 +173,40 @@ def is_below(path: str, root: str) -> bool:
 
 def resolved(path: str) -> str:
     """Return ``path`` without symbolic links; as written if resolving hangs."""
-    return _within(_CONFIG_SECONDS, lambda: os.path.realpath(path)) or os.path.normpath(path)
+    return _within(_CONFIG_SECONDS, path, lambda: os.path.realpath(path)) or os.path.normpath(path)
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T | None:
-    """Return the result of ``call`` within this time; None if it fails or hangs (its thread is then abandoned)."""
-    try:
-        return in_time(call, seconds=seconds)
-    except (OSError, ValueError):  # a time-out is the first
+_reading: Final[dict[str, threading.Thread]] = {}
+"""Mount point -> the thread that has not returned from it."""
+
+
+def _within(seconds: float, path: str, call: Callable[[], T]) -> T | None:
+    """Return the result of ``call``, which reads ``path``, within this time; None if it fails or hangs. A mount that
+    hangs is not read again before the thread that is stuck there has returned."""
+    mount = _mount_of(path)
+    if (stuck := _reading.get(mount)) is not None and stuck.is_alive():
         return None
+    found: list[T] = []
+
+    def work() -> None:
+        try:
+            found.append(call())
+        except OSError:
+            return
+
+    thread = threading.Thread(target=work, name="podwatch-config-look", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        _reading[mount] = thread
+    return found[0] if found else None
+
+
+def _mount_of(path: str) -> str:
+    """Return the mount point that a path is on, as written: links on it are not followed, and nothing is touched."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    except OSError:
+        return "/"
+    points = (line.split(" ")[1].replace("\\040", " ") for line in lines if line.count(" ") > 1)
+    return max((point for point in points if is_below(path, point)), key=len, default="/")

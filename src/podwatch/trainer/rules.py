@@ -52,12 +52,14 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class SoughtRun:
     """How this run's trainer is recognised. Real paths. ``users``: who may train (None: anyone). ``checkpoint_dir`` is
-    set where checkpoints are not below output_dir. ``gpus`` empty: any GPU counts. ``start_ids``: of the starts whose
-    end is not recorded. ``attach``: the process that an operator named."""
+    set where checkpoints are not below output_dir. ``roots``: the directories with one entry for each step, where they
+    are known. ``gpus`` empty: any GPU counts. ``start_ids``: of the starts whose end is not recorded. ``attach``: the
+    process that an operator named."""
 
     output_dir: str
     users: frozenset[int] | None = None
     checkpoint_dir: str = ""
+    roots: tuple[str, ...] = ()
     gpus: frozenset[int] = frozenset()
     command: tuple[str, ...] = ()
     cwd: str = ""
@@ -92,6 +94,9 @@ _CHECKPOINT: Final = re.compile(
     r"(?i)(?:step|checkpoint|ckpt|iter|epoch|version|state)[a-z]*[-_=.]?\d|\.(?:ckpt|pth?|safetensors|distcp)(?:\W|$)"
 )
 """Matches a checkpoint path below output_dir in any layout: the directory of a step, or a file of weights."""
+
+_STEP: Final = re.compile(r"/\d[^/]*/")
+"""Matches a file below a step's directory that is a number, right below a root of checkpoints: ``/000100/...``."""
 
 
 def _base(path: str) -> str:
@@ -181,7 +186,8 @@ def _may_train(process: PodProcess) -> bool:
 def _saves(process: PodProcess, run: SoughtRun) -> str:
     for path in process.writes:
         inside = path[len(run.output_dir) :] if is_below(path, run.output_dir) else ""
-        if is_below(path, run.checkpoint_dir) or _CHECKPOINT.search(inside):
+        of_a_step = any(_STEP.match(path[len(root) :]) for root in run.roots if is_below(path, root))
+        if is_below(path, run.checkpoint_dir) or of_a_step or _CHECKPOINT.search(inside):
             return path
     return ""
 
@@ -314,8 +320,10 @@ def _judge(top: PodProcess, tree: list[PodProcess], pod: _Pod) -> FoundTree | No
         reason = f"another podwatch started it, and {tie}"
         return replace(found, reason=reason, attachable=False) if tie else None
     if _evaluates(tree) and not any(_saves(p, run) for p in tree):
+        if pod.writers or not (tie and context):  # beside a trainer it writes no checkpoint
+            return None
         reason = f"{context}, but it looks like an evaluation"
-        return replace(found, reason=reason, trains=False, writes=False) if tie and context else None
+        return replace(found, reason=reason, trains=False, writes=False)
     if not tie:
         return _untied(found, context, training, run)
     if not (training or context):
@@ -397,7 +405,9 @@ def _given_by_operator(top: PodProcess, above: Iterable[PodProcess]) -> bool:
 
 
 def _supervises(process: PodProcess) -> bool:
-    return "keep" in process.argv and any(_base(word) == "supervise.py" for word in process.argv)
+    """Return whether it is podwatch's supervisor: above the trainer, or as init, which may be below a shell."""
+    programs = {"keep", "init"}
+    return not programs.isdisjoint(process.argv) and any(_base(word) == "supervise.py" for word in process.argv)
 
 
 def supervised_start(process: PodProcess, directory: str) -> str:
@@ -416,11 +426,23 @@ def _devices(process: PodProcess) -> str:
     return ", ".join(f"/dev/nvidia{n}" for n in sorted(process.gpus)) or "a GPU"
 
 
+_READ_ONLY: Final = frozenset(
+    {"--help", "-h", "--version", "--dry-run", "--eval-only", "--evaluate", "--test-only", "--validate", "--predict"}
+)
+"""Options with which a script of training only reads, or does nothing."""
+_EVALUATE: Final = frozenset({"--do-eval", "--do-predict"})
+"""The same, of Hugging Face's scripts, unless ``--do-train`` is there, too."""
+
+
 def _evaluates(tree: Sequence[PodProcess]) -> bool:
-    """By the names of its scripts or an option. A title of a trainer outweighs them: the script is then a wrapper."""
+    """By the names of its scripts or an option. A title of a trainer outweighs a name: the script is then a wrapper."""
     titled = any("::" in p.name or "::" in "".join(p.argv[:1]) for p in tree)
-    options = any("--eval_only" in p.argv or "--eval-only" in p.argv for p in tree)
-    return options or (not titled and any(looks_like_reader(p.argv) for p in tree))
+    return any(map(_only_reads, tree)) or (not titled and any(looks_like_reader(p.argv) for p in tree))
+
+
+def _only_reads(process: PodProcess) -> bool:
+    options = {word.partition("=")[0].replace("_", "-") for word in process.argv if word.startswith("-")}
+    return not options.isdisjoint(_READ_ONLY) or (not options.isdisjoint(_EVALUATE) and "--do-train" not in options)
 
 
 def may_belong(processes: Iterable[PodProcess], run: SoughtRun) -> frozenset[ProcessIdentity]:

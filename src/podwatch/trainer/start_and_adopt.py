@@ -364,12 +364,17 @@ class SupervisorLauncher:
         """As ``_search_earlier_starts``, with a moment for what was just killed, and for a short command of a shell
         that was."""
         until = self._clock.monotonic() + _ENDING_SECONDS
+        alone = True  # one search can miss what executes another program just then: after a process was seen, two agree
         while True:
             try:
-                return await patiently(self._worker, self._search_earlier_starts, timeout=_CALL_DEADLINE)
+                found = await patiently(self._worker, self._search_earlier_starts, timeout=_CALL_DEADLINE)
+                if alone:
+                    return found
+                alone = True
             except Busy:
                 if self._clock.monotonic() >= until:
                     raise
+                alone = False
             await self._clock.sleep(0.1)
 
     def _search_earlier_starts(self) -> list[str]:
@@ -392,6 +397,8 @@ class SupervisorLauncher:
         sessions = {i.pid for record in starts for i in process_tree.in_session(record.launcher)}
         tree = {p.pid: p for p in own_processes(processes, run)} | {p.pid: p for p in processes if p.pid in sessions}
         found = set(to_signal(tree.values(), started=True))  # an operator's terminal in it stays
+        unread = sessions - {p.pid for p in processes}
+        found |= {pid for pid in unread if (line := procfs.read_stat(pid)) is not None and line.state not in "ZXx"}
         for identity in may_belong(processes, run):
             oldest = min(record.launcher.start_ticks for record in starts)
             if procfs.hangs(identity.pid) and identity.start_ticks >= oldest:

@@ -96,7 +96,8 @@ def test_verl_needs_a_critic_where_other_steps_have_one(out: Path) -> None:
 
 def test_verl_without_optimizer_only_once_a_second_save_has_none(out: Path) -> None:
     clock = ManualClock()
-    catalogue = catalogue_of(make("verl", out), clock, settle=5, settle_weak=60)
+    layout = make("verl", out)
+    catalogue = catalogue_of(layout, clock, settle=5, settle_weak=60)
 
     def save(step: int, *, optimizer: bool) -> set[int]:
         run(core.verl_fsdp(out, step))
@@ -115,6 +116,9 @@ def test_verl_without_optimizer_only_once_a_second_save_has_none(out: Path) -> N
     assert catalogue.verify(20) == ()
     assert save(30, optimizer=True) == {10, 20, 30}
     assert save(40, optimizer=False) == {10, 20, 30}
+    assert save(50, optimizer=False) == {10, 20, 30, 40, 50}
+    catalogue = catalogue_of(layout, clock, settle=5, settle_weak=60, records=catalogue.records)
+    assert save(60, optimizer=False) == {10, 20, 30, 40, 50, 60}, "a podwatch that starts again does not ask anew"
 
 
 def test_verl_automodel_needs_its_model_and_the_optimizers_index(out: Path) -> None:
