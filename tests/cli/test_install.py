@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from podwatch.cli import install_plan, offline, systemd_service
-from podwatch.cli.config import env_lines
+from podwatch.config.env_files import env_lines
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 

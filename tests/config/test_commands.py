@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from podwatch.cli.config import config
 from podwatch.cli.detect_machine import gpu_split, layout_of, read_trainer, run_id_of, visible_gpus, without_resume
 from podwatch.cli.split_environment import split_environment
+from podwatch.config.env_files import read_env_file
 from podwatch.config.loading import load_settings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
 from podwatch.domain.snapshot import GpuSample
-from podwatch.trainer.environment import read_env_file
 from tests.support.ptys import terminal
 
 MINIMAL = 'run_id = "r1"\n[trainer]\noutput_dir = "/data/out"\n'

@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.cli.config import config, env_lines
+from podwatch.cli.config import config
 from podwatch.cli.detect_machine import layout_at, without_resume
 from podwatch.cli.root import cli
+from podwatch.config.env_files import env_lines, parse_env, read_env_file
 from podwatch.config.loading import load_settings
 from podwatch.config.settings import Settings, TrainerSettings
 from podwatch.domain.errors import ConfigurationError, HostError, UsageError
-from podwatch.trainer.environment import parse_env, read_env_file
 
 LINE_ENDS_OF_STR = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -146,7 +146,11 @@ def test_force_replaces_a_link_to_a_file(here: Path) -> None:
     st.one_of(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"),
               st.sampled_from(LINE_ENDS_OF_STR + "\"'\\$`# \t=")))))  # fmt: skip
 def test_what_is_written_into_an_env_file_is_read_back(secrets: dict[str, str]) -> None:
-    assert parse_env(env_lines(secrets), where="f") == secrets
+    text = env_lines(secrets)
+    assert parse_env(text, where="f") == secrets
+    assert parse_env(f"no line\n{text}x = '", where="f", names=secrets.keys() - {"x"}) == {
+        name: value for name, value in secrets.items() if name != "x"
+    }
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", "\n", "caf\udce9"])

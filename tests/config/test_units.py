@@ -9,11 +9,11 @@ from podwatch.config.units import (
     exact_size,
     format_duration,
     format_ratio,
-    format_size,
     parse_duration,
     parse_ratio,
     parse_size,
 )
+from podwatch.domain.times import size
 from tests.support.examples import examples
 
 
@@ -83,4 +83,4 @@ def test_a_bare_85_is_refused_because_it_looks_like_a_percentage() -> None:
 
 
 def test_shown_sizes_are_short() -> None:
-    assert [format_size(n) for n in (999, 47_000_000_000, 1_234_000)] == ["999 B", "47 GB", "1.23 MB"]
+    assert [size(n) for n in (999, 47_000_000_000, 1_234_000)] == ["999 B", "47 GB", "1.23 MB"]

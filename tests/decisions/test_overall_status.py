@@ -1,12 +1,17 @@
 """One judgement of the run: training state, reasons, overall."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.domain.event import Incident
+from podwatch.domain.facts import Facts, StoreFacts
 from podwatch.domain.finding import DEATHS, NOTHING, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessIdentity
+from podwatch.domain.run import Pause
+from podwatch.domain.run_state import RunState
 from podwatch.domain.snapshot import (
     Desired,
     ProgressSample,
@@ -20,11 +25,11 @@ from podwatch.domain.snapshot import (
     unobserved,
 )
 from podwatch.domain.status_document import Overall, RecoveryView, TrainingState
+from podwatch.report.daemon_view import DaemonView
 from podwatch.report.overall_status import (
     HOLDS_UP,
     STEP_LATE_K,
     STEP_LATE_SECONDS,
-    Situation,
     judge,
     step_late,
 )
@@ -33,8 +38,21 @@ RUNNING = TrainerSample("a", Supervision.SUPERVISED, alive=True, started_at=0.0,
 BLIND: Reading[TrainerSample] = unobserved(SensorState.BLIND, 100.0, "no answer")
 
 
-def situation(trainer: Reading[TrainerSample], **fields: object) -> Situation:
-    return replace(Situation(Snapshot(at=100.0, wall=1e9, trainer=trainer), 100.0), **fields)  # type: ignore[arg-type]
+def situation(
+    trainer: Reading[TrainerSample],
+    *,
+    desired: Desired = Desired.RUNNING,
+    paused: bool = False,
+    stores: bool = True,
+    healed: bool = True,
+    **fields: Any,
+) -> DaemonView:
+    """Without incident, and with a store."""
+    run = RunState("r", desired=desired, pause=Pause(90.0) if paused else None)
+    facts = Facts(Snapshot(at=100.0, wall=1e9, trainer=trainer), run)
+    sync = StoreFacts(store_url="file:///x" if stores else "")
+    incident = None if healed else Incident(1, "hang", 90.0, "what happened")
+    return DaemonView("1", "r", facts, 100.0, 1e9, sync=sync, incident=incident, **fields)
 
 
 def found(kind: FindingKind, severity: Severity = Severity.WARNING, **fields: object) -> Finding:
@@ -65,7 +83,7 @@ situations = st.builds(
         evaluating=st.booleans(),
     ),
     desired=st.sampled_from(Desired),
-    acts=st.booleans(),
+    mode=st.sampled_from(("act", "observe")),
     paused=st.booleans(),
     watchdog_ok=st.booleans(),
     stores=st.booleans(),
@@ -75,7 +93,7 @@ situations = st.builds(
 
 
 @given(situations)
-def test_overall_is_never_better_than_its_reasons_and_the_state(now: Situation) -> None:
+def test_overall_is_never_better_than_its_reasons_and_the_state(now: DaemonView) -> None:
     judged = judge(now)
     severities = [reason.finding.severity for reason in judged.reasons]
     if Severity.CRITICAL in severities:
@@ -84,14 +102,14 @@ def test_overall_is_never_better_than_its_reasons_and_the_state(now: Situation) 
         assert Severity.WARNING not in severities
         assert judged.state not in (TrainingState.DOWN, TrainingState.RECOVERING, TrainingState.GAVE_UP)
     planned = judged.state in (TrainingState.EVALUATING, TrainingState.STARTING)  # there is no trainer to observe
-    if not now.snapshot.trainer.ok and not (now.recovery.evaluating and planned):
+    if not now.facts.pod.trainer.ok and not (now.recovery.evaluating and planned):
         assert judged.overall is not Overall.OK
     if judged.overall is Overall.CRITICAL:
         assert judged.reasons  # it says why
 
 
 @given(situations)
-def test_every_finding_is_a_reason_and_says_what_to_do(now: Situation) -> None:
+def test_every_finding_is_a_reason_and_says_what_to_do(now: DaemonView) -> None:
     judged = judge(now)
     assert {f.key for f in now.findings} <= {reason.finding.key for reason in judged.reasons}
     for reason in judged.reasons:
@@ -100,10 +118,10 @@ def test_every_finding_is_a_reason_and_says_what_to_do(now: Situation) -> None:
 
 
 @given(situations, st.sampled_from(sorted(HOLDS_UP)))
-def test_what_holds_a_start_up_comes_first_and_is_critical(now: Situation, kind: FindingKind) -> None:
+def test_what_holds_a_start_up_comes_first_and_is_critical(now: DaemonView, kind: FindingKind) -> None:
     blocked = replace(
         now,
-        snapshot=replace(now.snapshot, trainer=observed(replace(RUNNING, alive=False), 100.0)),
+        facts=replace(now.facts, pod=replace(now.facts.pod, trainer=observed(replace(RUNNING, alive=False), 100.0))),
         findings=(found(kind, Severity.WARNING),),
         recovery=RecoveryView(phase="blocked", blocked=True),
     )
@@ -125,13 +143,17 @@ def test_podwatch_that_repairs_asks_for_nothing() -> None:
     for waits in (RecoveryView(active=True, blocked=True), RecoveryView(active=True, gave_up=True)):
         said = [reason.finding.suggestion for reason in judge(replace(now, recovery=waits)).reasons]
         assert NOTHING not in said, "it waits for the operator"
-    assert judge(replace(now, paused=True)).reasons[0].finding.suggestion.startswith("podwatch is paused")
-    assert "mode is observe" in judge(replace(now, acts=False)).reasons[0].finding.suggestion
+    assert (
+        judge(replace(now, facts=replace(now.facts, run=replace(now.facts.run, pause=Pause(90.0)))))
+        .reasons[0]
+        .finding.suggestion.startswith("podwatch is paused")
+    )
+    assert "mode is observe" in judge(replace(now, mode="observe")).reasons[0].finding.suggestion
 
 
 def test_a_step_is_late_only_by_a_known_median() -> None:
     sample = ProgressSample(ProgressSource.STEP_LINE, "trainer", 90.0, 40)
-    seen = replace(situation(observed(RUNNING, 100.0)).snapshot, progress=observed((sample,), 100.0))
+    seen = replace(situation(observed(RUNNING, 100.0)).facts.pod, progress=observed((sample,), 100.0))
     assert [step_late(seen, 90.0 + STEP_LATE_K * 60 + late, 60.0) for late in (-1, 1)] == [False, True]
     assert [step_late(seen, 90.0 + late, 0.1) for late in (STEP_LATE_SECONDS - 1, STEP_LATE_SECONDS + 1)] == [
         False,

@@ -8,11 +8,11 @@ import pytest
 
 from podwatch.app.backup.evidence import LogEnds, configs
 from podwatch.checkpoints.command import Command
+from podwatch.config.env_files import read_env_file
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.run import StartRecord
 from podwatch.recovery.start_plan import changed_configs, config_digests
 from podwatch.sensors import log_tail
-from podwatch.trainer.environment import read_env_file
 from tests.support.other_users import T, as_root, enterable, own
 
 SECRET = "Step 1 | loss 0.1 secret\n"

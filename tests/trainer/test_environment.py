@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from podwatch.config.env_files import parse_env
 from podwatch.domain.errors import ConfigurationError
-from podwatch.trainer.environment import build_environment, parse_env
+from podwatch.trainer.environment import build_environment
 
 
 def test_parse() -> None:

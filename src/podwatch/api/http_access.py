@@ -39,27 +39,35 @@ _WRONG_HOST = Response(
 )
 
 
-class PasswordCheck:
-    """Requests with the password (HTTP Basic, any user name) reach ``app``, under any ``Host``: a web page of another
-    site cannot send the password. The others reach ``unchecked``, and there only probes and progress pings; the rest is
-    refused: 401, or 403 where podwatch has no password."""
+class Access:
+    """Passes a request to ``app``, or refuses it. ``host``: what podwatch listens on; ``extra``: names of it that are
+    configured. With the password (HTTP Basic, any user name) a request passes under any ``Host``: a web page of another
+    site cannot send the password. Where one is needed, all others but probes and progress pings are refused: 401, or
+    403 where podwatch has no password. A foreign ``Host`` is refused, too (421): allowed are loopback and configured
+    names, and beyond loopback any IP address, because DNS rebinding needs a name. A request without Host passes: it
+    never comes from a browser."""
 
-    def __init__(self, app: ASGIApp, unchecked: ASGIApp, password: str) -> None:
-        self._app, self._unchecked = app, unchecked
+    def __init__(self, app: ASGIApp, host: str, extra: Iterable[str], password: str) -> None:
+        self._app = app
+        self._names = _LOOPBACK | {host.lower()} | {name.lower() for name in extra}
+        self._open_to_all = beyond_loopback(host)
         self._digest = _digest(password.encode()) if password else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            if self._right(scope):
-                await self._app(scope, receive, send)
-                return
-            if scope["path"] not in PROBES and not scope["path"].startswith("/heartbeat/"):
-                await self._refusal()(scope, receive, send)
-                return
-            scope[_UNCHECKED] = True
-        await self._unchecked(scope, receive, send)
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
 
-    def _right(self, scope: Scope) -> bool:
+    def _refusal(self, scope: Scope) -> Response | None:
+        if self._digest or self._open_to_all:
+            if self._has_password(scope):
+                return None
+            if scope["path"] not in PROBES and not scope["path"].startswith("/heartbeat/"):
+                return self._wants_password()
+            scope[_UNCHECKED] = True
+        hosts = (_hostname(value.decode("latin-1")) for name, value in scope["headers"] if name == b"host")
+        return None if all(map(self._allows, hosts)) else _WRONG_HOST
+
+    def _has_password(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if not self._digest or len(given) != 1:
             return False
@@ -72,11 +80,14 @@ class PasswordCheck:
             return False
         return bool(colon) and hmac.compare_digest(_digest(password), self._digest)
 
-    def _refusal(self) -> Response:
+    def _wants_password(self) -> Response:
         if not self._digest:
             return Response(REFUSED_WITHOUT, status_code=403, media_type="text/plain", headers=HEADERS)
         ask = {"WWW-Authenticate": 'Basic realm="podwatch", charset="UTF-8"'}
         return Response(REFUSED_WRONG, status_code=401, media_type="text/plain", headers=HEADERS | ask)
+
+    def _allows(self, name: str) -> bool:
+        return name in self._names or (self._open_to_all and _is_address(name))
 
 
 def _digest(password: bytes) -> bytes:
@@ -84,46 +95,17 @@ def _digest(password: bytes) -> bytes:
     return hashlib.sha256(password).digest()
 
 
-class HostCheck:
-    """Refuses requests with a foreign ``Host`` (421). A request without Host passes: it never comes from a browser."""
-
-    def __init__(self, app: ASGIApp, rule: "HostRule") -> None:
-        self._app, self._rule = app, rule
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            for name, value in scope["headers"]:
-                if name == b"host" and not self._rule.allows(_hostname(value.decode("latin-1"))):
-                    await _WRONG_HOST(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
-
-
 def beyond_loopback(host: str) -> bool:
     """Whether a listener on ``host`` can be reached from other machines; names other than localhost count."""
+    return not ipaddress.ip_address(host).is_loopback if _is_address(host) else host.lower() != "localhost"
+
+
+def _is_address(name: str) -> bool:
     try:
-        return not ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(name)
     except ValueError:
-        return host.lower() != "localhost"
-
-
-class HostRule:
-    """Allows loopback and configured names, and beyond loopback any IP address, because DNS rebinding needs a name."""
-
-    def __init__(self, host: str, extra: Iterable[str]) -> None:
-        self._names = _LOOPBACK | {host.lower()} | {h.lower() for h in extra}
-        self.open_to_all = beyond_loopback(host)
-
-    def allows(self, name: str) -> bool:
-        if name in self._names:
-            return True
-        if not self.open_to_all:
-            return False
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        return False
+    return True
 
 
 def _hostname(header: str) -> str:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from podwatch.api.http_access import HEADERS, HostCheck, HostRule, PasswordCheck, unchecked
+from podwatch.api.http_access import HEADERS, Access, unchecked
 from podwatch.api.http_server import CONNECTION_SECONDS, LoopServer, bind, make_server
 from podwatch.domain.document import writable
 from podwatch.domain.event import Event
@@ -75,7 +75,7 @@ class Source(Protocol):
 
 class HttpServer:
     """The HTTP server. ``start`` returns once the port is bound and ``url`` is set. ``token`` is part of the address of
-    progress pings. ``password`` (empty: none): see ``PasswordCheck``. ``seconds``: how long a connection lives."""
+    progress pings. ``password`` (empty: none): see ``Access``. ``seconds``: how long a connection lives."""
 
     def __init__(
         self,
@@ -127,7 +127,6 @@ def make_app(
     source: Source, token: str, *, host: str = "127.0.0.1", password: str = "", allowed_hosts: Iterable[str] = ()
 ) -> ASGIApp:
     """The application alone, without a socket."""
-    rule = HostRule(host, allowed_hosts)
     pages = Pages(source, token)
     routes = [
         Route("/", pages.page),
@@ -141,8 +140,7 @@ def make_app(
         Route("/heartbeat/{token}/{role}", pages.heartbeat, methods=["GET", "POST"]),
     ]
     app = Starlette(routes=routes, exception_handlers={Exception: _failed})
-    checked = HostCheck(app, rule)
-    return PasswordCheck(app, checked, password) if password or rule.open_to_all else checked
+    return Access(app, host, allowed_hosts, password)
 
 
 class Pages:

@@ -11,6 +11,7 @@ from podwatch.domain.finding import FindingKind
 from podwatch.domain.status_document import TrainingState
 from podwatch.journal import AsyncJournal, Journal
 from podwatch.report.daemon_view import DaemonView
+from podwatch.report.overall_status import judge
 from podwatch.report.run_cost import (
     COST_KEY,
     Account,
@@ -56,7 +57,7 @@ class Accountant:
 
     def count(self, view: DaemonView) -> None:
         """Take the view of now into account, and keep the result. Never blocks."""
-        state, newest = view.judgement().state, view.facts.pod.newest_step
+        state, newest = judge(view).state, view.facts.pod.newest_step
         save_gap = view.learned.median_save_gap_seconds
         self._finished = state is TrainingState.FINISHED
         if state is not TrainingState.RUNNING or newest is None or newest.step is None or not self._counted:

@@ -10,6 +10,7 @@ from podwatch.domain.event import Event, EventName
 from podwatch.domain.status_document import TrainingState
 from podwatch.recording.last_day import DAY, Moment, append, last_day
 from podwatch.report.daemon_view import DaemonView
+from podwatch.report.overall_status import judge
 from podwatch.system.blocking_calls import Worker
 
 DEADLINE_SECONDS: Final = 5.0
@@ -64,7 +65,7 @@ def moment_of(view: DaemonView) -> Moment:
     figures = dict(training[-1].values) if training else {}
     return Moment(
         view.now_wall,
-        str(view.judgement().state),
+        str(judge(view).state),
         gpus=tuple(
             (gpu.index, gpu.memory_used_bytes, gpu.memory_total_bytes)
             for gpu in snapshot.gpus.value or ()

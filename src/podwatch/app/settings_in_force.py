@@ -15,6 +15,7 @@ from podwatch.checkpoints.command_table import command_of
 from podwatch.checkpoints.prime_rl import steps_in_use
 from podwatch.checkpoints.shapes import Concern
 from podwatch.checkpoints.trainers import restart_concerns, site_of, trainer_logs
+from podwatch.config.env_files import claim_own, read_env_file
 from podwatch.config.loading import ETC, LoadedSettings, load_settings
 from podwatch.config.reload_limits import refused_by_reload, waits_for_restart
 from podwatch.config.settings import HttpSettings, Policies, Settings
@@ -29,8 +30,6 @@ from podwatch.domain.trainer_log import LogRule
 from podwatch.recording.recorder import Recorder
 from podwatch.store.objects.access import access_for
 from podwatch.system.blocking_calls import Worker
-from podwatch.system.environment_without_secrets import claim_own
-from podwatch.trainer.environment import read_env_file
 
 if TYPE_CHECKING:
     from podwatch.app.build import Components

@@ -22,7 +22,6 @@ from podwatch.cli.common import (
     clean,
     common,
     json_option,
-    print_json,
     say,
 )
 from podwatch.cli.progress import Progress
@@ -53,19 +52,16 @@ def command(where: Where, as_json: bool) -> None:
     """List the checkpoints on this pod and in the store. Works without a daemon."""
     if click.get_current_context().invoked_subcommand is None:
         found = fetch(where)
-        if as_json:
-            print_json({"schema_version": 1, **found})
-        else:
-            width = shutil.get_terminal_size((100, 24)).columns
-            lines = table(
-                found["sets"],
-                time.time(),
-                width=width,
-                remote=found.get("remote"),
-                places=found.get("searched") or (),
-                layout=str(found.get("layout") or ""),
-            )
-            click.echo("\n".join([*lines, *(f"problem: {clean(p)}" for p in found.get("problems") or ())]))
+        lines = table(
+            found["sets"],
+            time.time(),
+            width=shutil.get_terminal_size((100, 24)).columns,
+            remote=found.get("remote"),
+            places=found.get("searched") or (),
+            layout=str(found.get("layout") or ""),
+        )
+        lines += [f"problem: {clean(problem)}" for problem in found.get("problems") or ()]
+        say({"schema_version": 1, **found}, lines, as_json=as_json)
 
 
 @command.command("verify")
@@ -76,13 +72,10 @@ def command(where: Where, as_json: bool) -> None:
 def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
     """Check the structure of every file of every complete checkpoint. Exit 1 if one is broken."""
     results = verified(where, step, deep=deep, quiet=as_json or not sys.stderr.isatty())
-    if as_json:
-        print_json({"schema_version": 1, "deep": deep, "steps": results})
-    else:
-        for result in results:
-            click.echo("\n".join(_verdict(result)))
-        footer = "" if deep else f"\n{textwrap.fill(BLIND, 100)}"
-        click.echo(footer if results else "no complete checkpoint to check")
+    footer = "" if deep else f"\n{textwrap.fill(BLIND, 100)}"
+    lines = [line for result in results for line in _verdict(result)]
+    lines.append(footer if results else "no complete checkpoint to check")
+    say({"schema_version": 1, "deep": deep, "steps": results}, lines, as_json=as_json)
     if not all(r["sound"] for r in results):
         raise click.exceptions.Exit(1)
 
@@ -367,10 +360,7 @@ def prune(where: Where, dry_run: bool, as_json: bool) -> None:
         answer = ask(where, "prune_plan", purpose="plan which checkpoints to delete", timeout=60.0)
     else:
         answer = ask(where, "prune", purpose="delete checkpoints", timeout=600.0)
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo("\n".join(describe_plan(answer)))
+    say(answer, describe_plan(answer), as_json=as_json)
 
 
 def describe_plan(plan: dict[str, Any]) -> list[str]:
@@ -404,11 +394,8 @@ def list_quarantine(where: Where, as_json: bool) -> None:
     from podwatch.recovery.quarantine import listing
 
     entries = listing(workspace_of(load(where)))
-    if as_json:
-        print_json({"schema_version": 1, "quarantines": [entry.to_json() for entry in entries]})
-    else:
-        now = time.time()
-        click.echo("\n".join(quarantine_line(entry, now) for entry in entries) or "the quarantine is empty")
+    lines = [quarantine_line(entry, time.time()) for entry in entries] or ["the quarantine is empty"]
+    say({"schema_version": 1, "quarantines": [entry.to_json() for entry in entries]}, lines, as_json=as_json)
 
 
 @quarantine.command("return")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, ask, clean, common, confirm, find_daemon, json_option, print_json, say
+from podwatch.cli.common import Where, ask, clean, common, confirm, find_daemon, json_option, say
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.finding import counted
 
@@ -32,7 +32,7 @@ def command(where: Where, dry_run: bool, yes: bool, as_json: bool) -> None:
 
     plan = _plan(load(where))
     if dry_run:
-        print_json(plan) if as_json else click.echo("\n".join(_describe(plan)))
+        say(plan, _describe(plan), as_json=as_json)
         raise click.exceptions.Exit(int(ExitCode.TRY_AGAIN if plan["running"] else ExitCode.OK))
     if not plan["running"] and not yes:  # else the refusal comes from where it is decided
         confirm("Move all of this to quarantine?", _describe(plan))

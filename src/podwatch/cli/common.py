@@ -4,8 +4,9 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -24,6 +25,11 @@ class Where:
 
     config: str = ""
     run: str = ""
+
+    @property
+    def path(self) -> Path | None:
+        """Of the configuration file, if one is given."""
+        return Path(self.config) if self.config else None
 
 
 def common(function: Callable[..., R]) -> Callable[..., R]:
@@ -191,12 +197,13 @@ def print_json(document: object) -> None:
     click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def say(answer: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the daemon's message, or its whole answer as JSON."""
+def say(document: Mapping[str, Any], lines: Iterable[str] | None = None, *, as_json: bool) -> None:
+    """Print a document as JSON, or ``lines`` for people: without any, what an answer of the daemon has as message."""
     if as_json:
-        print_json(answer)
+        print_json(document)
     else:
-        click.echo(clean(answer.get("message", "done")))
+        for line in [clean(document.get("message", "done"))] if lines is None else lines:
+            click.echo(line)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]

@@ -1,7 +1,6 @@
 """``podwatch config show | validate | init``."""
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podwatch.cli.common import SuggestingGroup, Where, common, json_option
+from podwatch.cli.common import SuggestingGroup, Where, common, json_option, print_json, say
 
 if TYPE_CHECKING:
     from podwatch.cli.detect_machine import Trainer
@@ -33,11 +32,9 @@ def show(where: Where, as_json: bool) -> None:
     from podwatch.config.explain import render_toml, to_json
 
     loaded = _load(where)
-    if as_json:
-        click.echo(json.dumps(to_json(loaded.settings, loaded.sources, loaded.path), indent=2))
-    else:
-        click.echo(f"# from {loaded.path or 'environment and flags only'}; commented lines show defaults\n")
-        click.echo(render_toml(loaded.settings, loaded.sources), nl=False)
+    head = f"# from {loaded.path or 'environment and flags only'}; commented lines show defaults\n"
+    lines = [head, render_toml(loaded.settings, loaded.sources).removesuffix("\n")]
+    say(to_json(loaded.settings, loaded.sources, loaded.path), lines, as_json=as_json)
 
 
 @config.command()
@@ -55,16 +52,13 @@ def validate(where: Where, as_json: bool) -> None:
             raise
         several = isinstance(error, ConfigurationProblems)
         problems = [str(problem) for problem in error.problems] if several else [str(error)]  # type: ignore[attr-defined]
-        click.echo(json.dumps({"schema_version": 1, "ok": False, "problems": problems}, indent=2))
+        print_json({"schema_version": 1, "ok": False, "problems": problems})
         raise SystemExit(int(error.exit_code)) from error
     warnings = [*loaded.warnings, *_look_around(loaded)]
-    if as_json:
-        report = {"schema_version": 1, "ok": True, "path": str(loaded.path) if loaded.path else None}
-        click.echo(json.dumps({**report, "run_id": loaded.settings.run_id, "warnings": warnings}, indent=2))
-        return
-    click.echo(f"ok: {loaded.path or 'environment'} (run {loaded.settings.run_id})")
-    for warning in warnings:
-        click.echo(f"warning: {warning}")
+    run_id, path = loaded.settings.run_id, str(loaded.path) if loaded.path else None
+    document = {"schema_version": 1, "ok": True, "path": path, "run_id": run_id, "warnings": warnings}
+    lines = [f"ok: {path or 'environment'} (run {run_id})", *(f"warning: {warning}" for warning in warnings)]
+    say(document, lines, as_json=as_json)
 
 
 @config.command()
@@ -82,6 +76,7 @@ def init(output: Path | None, force: bool, pid: int | None, command: tuple[str, 
     --pid without -o prints the configuration of that process and writes nothing: copy from it what has changed.
     """
     from podwatch.cli.detect_machine import propose
+    from podwatch.config.env_files import env_lines
     from podwatch.config.loading import load_settings
     from podwatch.config.store_kinds import kind_of
 
@@ -209,7 +204,7 @@ def _trainer(command: Sequence[str], pid: int | None) -> "Trainer | None":
     """The trainer to configure: the given command, the given process, or the only one that runs. Raises UsageError, and
     ConfigurationError for a secret in its arguments."""
     from podwatch.cli import detect_machine
-    from podwatch.cli.split_environment import is_text
+    from podwatch.config.env_files import is_text
     from podwatch.domain.errors import UsageError
 
     trainer = detect_machine.planned_trainer(command, os.environ) if command else None
@@ -295,31 +290,24 @@ def _ask(overrides: dict[str, object]) -> None:
 def _secrets(env_file: Path, found: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """``found`` and the other variables of an existing file, so that ``--force`` keeps a key that was filled in; and
     the names in ``found`` that the file cannot hold."""
-    from podwatch.trainer.environment import read_env_file
+    from podwatch.config.env_files import fits_a_line, read_env_file
 
     kept = read_env_file(env_file) if os.access(env_file, os.F_OK) else {}
-    fit = {name: value for name, value in found.items() if _fits(value)}
+    fit = {name: value for name, value in found.items() if fits_a_line(value)}
     return {**kept, **fit}, tuple(sorted(found.keys() - fit.keys()))
-
-
-def _fits(value: str) -> bool:
-    """Whether an env file can hold ``value``: one line of UTF-8."""
-    from podwatch.cli.split_environment import is_text
-
-    return is_text(value) and not {"\n", "\r"} & {*value}
 
 
 def _load(where: Where) -> "LoadedSettings":
     from podwatch.config.loading import load_settings
 
-    return load_settings(Path(where.config) if where.config else None, environ=os.environ, run=where.run)
+    return load_settings(where.path, environ=os.environ, run=where.run)
 
 
 def _look_around(loaded: "LoadedSettings") -> list[str]:
     """Warnings about what a reader of the file cannot see: readable secrets, and concerns of the layout."""
     from podwatch.checkpoints.trainers import concerns
-    from podwatch.cli.check.report import in_time
     from podwatch.domain.errors import ConfigurationError
+    from podwatch.system.blocking_calls import in_time
 
     trainer = loaded.settings.trainer
     found: list[str] = []
@@ -334,26 +322,6 @@ def _look_around(loaded: "LoadedSettings") -> list[str]:
         except OSError as error:
             found.append(f"[trainer] env_file {trainer.env_file}: {error.strerror}")
     return found
-
-
-def env_lines(secrets: Mapping[str, str], by: str = "podwatch config init") -> str:
-    """NAME=value lines, with commented lines for a missing B2 key. A value with blanks or quotes is double-quoted with
-    backslashes, as systemd reads it. ConfigurationError for a value that is not one line of UTF-8."""
-    from podwatch.domain.errors import ConfigurationError
-
-    lines = [f"# Secrets, written by `{by}`. Keep mode 0600. Training never receives the B2 key."]
-    for name in ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY"):
-        if name not in secrets:
-            lines.append(f"# {name}=")
-    for name, value in secrets.items():
-        if not _fits(value):
-            raise ConfigurationError(
-                f"cannot write {name} into an env file: its value is not one line of UTF-8", fix="correct the variable"
-            )
-        plain = bool(value) and all(character.isalnum() or character in "_-./:+=,@%" for character in value)
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        lines.append(f"{name}={value}" if plain else f'{name}="{escaped}"')
-    return "\n".join(lines) + "\n"
 
 
 def _write(path: Path, text: str, mode: int) -> None:

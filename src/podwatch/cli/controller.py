@@ -90,9 +90,9 @@ def command(where: Where, place: tuple[str, ...], mode: str | None, as_json: boo
                 stop = _Stop()
                 for number in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(number, stop)
-                code = loop(controller, stop.sleep, _reporter(as_json))
+                code = loop(controller, stop.sleep, _Reporter(as_json))
             else:
-                code = once(controller, time.sleep, _reporter(as_json))
+                code = once(controller, time.sleep, _Reporter(as_json))
     finally:
         store.close()
     raise click.exceptions.Exit(int(code))
@@ -115,9 +115,9 @@ def _command(provider: "ProviderConfiguration") -> "ProviderCommand":
 
 def _environment(env_file: Path | None, seconds: float) -> Mapping[str, str]:
     """Of a provider command: this process's without podwatch's own keys, then the file's."""
+    from podwatch.config.env_files import read_env_file
     from podwatch.domain.secrets import register_named
     from podwatch.system.environment_without_secrets import scrubbed_environment
-    from podwatch.trainer.environment import read_env_file
 
     register_named(os.environ)
     own = read_env_file(env_file) if env_file is not None else {}
@@ -140,7 +140,3 @@ class _Reporter:
         if kind != self.last:  # --loop says the same thing once
             click.echo(clean(text))
         self.last = kind
-
-
-def _reporter(as_json: bool) -> _Reporter:
-    return _Reporter(as_json)

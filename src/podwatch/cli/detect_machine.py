@@ -8,11 +8,9 @@ import pwd
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from podwatch.checkpoints import trainers
 from podwatch.checkpoints.command import Command, can_be_value, without_settings, without_words
@@ -26,9 +24,7 @@ from podwatch.config.command_directory import current_directory
 from podwatch.domain.errors import HostError, PermissionDenied
 from podwatch.domain.safe_names import valid_run_id
 from podwatch.domain.snapshot import GpuSample
-
-if TYPE_CHECKING:
-    import psutil
+from podwatch.system import procfs
 
 _RESUME = "--resume"
 """A flag of many trainers: alone in some, with a value in others."""
@@ -62,8 +58,8 @@ DRIVER_SECONDS = 20.0
 def read_gpus(seconds: float = DRIVER_SECONDS) -> tuple[GpuSample, ...]:
     """Every GPU that NVML lists. ReaderUnavailable with the reason; TimeoutError if a call hangs for ``seconds`` (half
     of that while the library loads)."""
-    from podwatch.cli.check.report import in_time
     from podwatch.sensors.gpu import look_once
+    from podwatch.system.blocking_calls import in_time
 
     return in_time(lambda: look_once(seconds / 2), seconds=seconds)
 
@@ -117,40 +113,21 @@ def layout_of(argv: Sequence[str]) -> str:
 def find_trainers() -> tuple[tuple[int, str], ...]:
     """Pids and commands of the caller's topmost processes that look like a trainer, oldest first. Other users can give
     a process any command and directory."""
-    import psutil
-
-    matching: dict[int, tuple[float, str, int]] = {}
-    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    for process in psutil.process_iter(["pid", "ppid", "cmdline", "create_time"]):
-        argv = process.info["cmdline"] or []
-        if process.info["pid"] in mine or not layout_of(argv):
-            continue
-        if _users(process) == {os.geteuid()}:
-            matching[process.info["pid"]] = (process.info["create_time"], " ".join(argv), process.info["ppid"])
-    found = []
-    for pid, (created, command, parent) in matching.items():
-        try:
-            above = {ancestor.pid for ancestor in psutil.Process(pid).parents()}
-        except psutil.Error:
-            above = {parent}
-        if not above & matching.keys():
-            found.append((created, pid, command))
-    return tuple((pid, command) for _, pid, command in sorted(found))
+    mine = {os.getpid(), *procfs.ancestors(os.getpid())}
+    commands = {pid: procfs.command(pid) for pid in procfs.all_pids() if pid not in mine}
+    looks = {pid for pid, argv in commands.items() if layout_of(argv) and _users(pid) == {os.geteuid()}}
+    tops = [pid for pid in looks if looks.isdisjoint(procfs.ancestors(pid))]
+    return tuple((pid, " ".join(commands[pid])) for pid in sorted(tops, key=lambda pid: procfs.start_ticks(pid) or 0))
 
 
-def _users(process: "psutil.Process") -> set[int]:
-    """The real, effective and saved user id; empty if the process is gone."""
-    import psutil
-
-    try:
-        return {*process.uids()}
-    except psutil.Error:
-        return set()
+def _users(pid: int) -> set[int]:
+    """The real and the effective user id; empty if the process is gone."""
+    return {*(procfs.users(pid) or ())}
 
 
-def _user_of(process: "psutil.Process") -> str:
+def _user_of(pid: int) -> str:
     """The name of its user; empty for the caller's own process. HostError if it has none, or several users."""
-    if (found := _users(process)) == {os.geteuid()}:
+    if (found := _users(pid)) == {os.geteuid()}:
         return ""
     try:
         (uid,) = found
@@ -159,7 +136,7 @@ def _user_of(process: "psutil.Process") -> str:
         uids = ", ".join(map(str, sorted(found)))
         raise HostError(
             f"podwatch cannot run a command as the user of this process (uid {uids})",
-            where=f"pid {process.pid}",
+            where=f"pid {pid}",
             fix="give the command itself: podwatch config init -- COMMAND",
         ) from error
 
@@ -183,7 +160,7 @@ def read_trainer(pid: int) -> Trainer:
         raise HostError("the process has no command line", where=f"pid {pid}", fix="give its launcher with --pid")
     command, removed = without_resume(argv, layout_at(argv, Path(cwd)))
     env, secrets = split_environment(environment)
-    user = _user_of(process)
+    user = _user_of(pid)
     return Trainer(pid, layout_of(argv) or "auto", command, Path(cwd), env, secrets, removed, tuple(argv), user)
 
 
@@ -342,21 +319,13 @@ def _own(says: RunDirectory, path: Path, how: str) -> OwnRun:
 
 def _written_below(pid: int, base: Path) -> str:
     """The name of the run directory with most open files of the process tree; empty if there are none."""
-    import psutil
-
     root = os.path.realpath(base) + "/"
-    try:
-        parent = psutil.Process(pid)
-        processes = [parent, *parent.children(recursive=True)]
-    except psutil.Error:
-        return ""
     seen: Counter[str] = Counter()
-    for process in processes:
-        with suppress(psutil.Error):
-            for file in process.open_files():
-                first, _, rest = file.path.removeprefix(root).partition("/")
-                if file.path.startswith(root) and rest and first not in _OLD_TREE:
-                    seen[first] += 1
+    for member in (pid, *procfs.descendants(pid)):
+        for file in (procfs.open_files(member) or {}).values():
+            first, _, rest = file.removeprefix(root).partition("/")
+            if file.startswith(root) and rest and first not in _OLD_TREE:
+                seen[first] += 1
     return seen.most_common(1)[0][0] if seen else ""
 
 

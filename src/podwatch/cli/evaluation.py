@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, ask, clean, columns, common, json_option, print_json, say
+from podwatch.cli.common import Where, ask, clean, columns, common, json_option, say
 
 if TYPE_CHECKING:
     from podwatch.hooks.evaluations_due import Result
 
 SHOWN_METRICS = 6
 """Columns that fit on a screen; --json has all."""
+NO_RESULTS = "no evaluation has ended yet (docs/hooks.md)"
 
 
 @click.command("eval", short_help="Show the results of evaluations; evaluate checkpoints now.")
@@ -54,13 +55,10 @@ def _show_results(where: Where, *, as_json: bool) -> None:
     with read_journal(where) as journal:
         rows = evaluations_due.results_from_list(Journal.learned(journal, evaluations_due.RESULTS_KEY))
     top = evaluations_due.best(rows, settings.metric, lower=settings.lower_is_better) if settings.metric else None
-    if as_json:
-        documents = [_document(r, best=r is top, at=rfc3339(r.wall)) for r in rows]
-        print_json({"schema_version": 1, "metric": settings.metric or None, "results": documents})
-    elif not rows:
-        click.echo("no evaluation has ended yet (docs/hooks.md)")
-    else:
-        click.echo("\n".join(_lines(rows, evaluations_due.columns(rows, settings.metric), top)))
+    documents = [_document(r, best=r is top, at=rfc3339(r.wall)) for r in rows]
+    document = {"schema_version": 1, "metric": settings.metric or None, "results": documents}
+    lines = _lines(rows, evaluations_due.columns(rows, settings.metric), top) if rows else [NO_RESULTS]
+    say(document, lines, as_json=as_json)
 
 
 def _document(row: "Result", *, best: bool, at: str | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podwatch.cli.ask_daemon import ask_status
-from podwatch.cli.common import Where, ask_if_it_runs, clean, common, for_terminal, json_option, moment, print_json
+from podwatch.cli.common import Where, ask_if_it_runs, clean, common, for_terminal, json_option, moment, say
 from podwatch.domain.errors import HostError, PermissionDenied, PodwatchError, UsageError
 from podwatch.domain.finding import Agreement, counted
 from podwatch.domain.secrets import scrub
@@ -95,16 +95,13 @@ def incidents(where: Where, incident_id: int | None, as_json: bool) -> None:
     found = fetch_incidents(where, incident_id)
     if incident_id is not None and not found:
         raise UsageError(f"incident {incident_id} not found", fix="list them with `podwatch incidents`")
-    if as_json:
-        documents = [one.to_json() for one in found]
-        print_json(documents[0] if incident_id is not None else {"schema_version": 1, "incidents": documents})
-    elif incident_id is not None:
-        click.echo("\n".join([*describe_incident(found[0], time.time()), *log_lines(found[0])]))
-    else:
-        from podwatch.report.rows import incident_text
+    if incident_id is not None:
+        say(found[0].to_json(), [*describe_incident(found[0], time.time()), *log_lines(found[0])], as_json=as_json)
+        return
+    from podwatch.report.rows import incident_text
 
-        now = time.time()
-        click.echo("\n".join(f"{one.id:>4}  {clean(incident_text(one, now))}" for one in found) or NONE)
+    lines = [f"{one.id:>4}  {clean(incident_text(one, time.time()))}" for one in found] or [NONE]
+    say({"schema_version": 1, "incidents": [one.to_json() for one in found]}, lines, as_json=as_json)
 
 
 NONE = "no incidents: podwatch has handled no failure of this run; `podwatch status` shows what needs attention"
@@ -267,8 +264,7 @@ def _learn_secrets(where: Where) -> None:
     from podwatch.config.loading import load_settings
 
     with contextlib.suppress(PodwatchError):
-        named = Path(where.config) if where.config else None
-        learn_secrets(load_settings(named, environ=os.environ, run=where.run).settings)
+        learn_secrets(load_settings(where.path, environ=os.environ, run=where.run).settings)
 
 
 def _write(data: bytes) -> None:

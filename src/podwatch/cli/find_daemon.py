@@ -189,30 +189,20 @@ def read_hints(config: str, environ: Mapping[str, str] = os.environ) -> Hints:
     name = config or environ.get("PODWATCH_CONFIG", "")
     if not name:
         return NO_HINTS
-    import tomllib
+    from podwatch.config.toml_text import intact_lines, parse_toml
 
-    raw = read_trusted_bytes(Path(name))
+    text = read_trusted_bytes(Path(name)).decode("utf-8-sig", "replace")
     try:
-        document = tomllib.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a huge number, thousands of brackets
-        # A running daemon continues with its last good copy, and these two lines are usually intact.
-        document = _two_lines(raw.decode(errors="replace"))
+        document = parse_toml(text, Path(name))
+    except ConfigurationError:
+        document = intact_lines(text)  # a running daemon continues with its last good copy
         if not document:
-            raise ConfigurationError(
-                f"not valid TOML: {error}", where=name, fix="run `podwatch config validate`"
-            ) from error
+            raise
     run_id, state_dir = (
         value if isinstance(value, str) and "\0" not in value else ""
         for value in (document.get("run_id", ""), document.get("state_dir", ""))
     )
     return Hints(run_id=run_id, state_dir=Path(state_dir) if state_dir else None)
-
-
-def _two_lines(text: str) -> dict[str, str]:
-    """run_id and state_dir from invalid TOML."""
-    import re
-
-    return {name: value for name, _, value in re.findall(r"""(?m)^\s*(state_dir|run_id)\s*=\s*(["'])(.*?)\2""", text)}
 
 
 def _names(runs: Sequence[Found]) -> str:

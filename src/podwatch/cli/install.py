@@ -149,7 +149,7 @@ def _origin(path: Path, text: str) -> Origin | None:
 
 def _write(plan: Plan, key: Mapping[str, str] | None, *, dry_run: bool) -> bool:
     """Write what is missing or differs, or only say what would be written. True when anything changed."""
-    from podwatch.cli.config import env_lines
+    from podwatch.config.env_files import env_lines
     from podwatch.system.files import atomic_write
     from podwatch.system.own_directories import own_directory
 

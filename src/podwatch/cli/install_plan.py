@@ -66,7 +66,7 @@ def key_for_service(settings: "Settings", service: Service, environ: Mapping[str
     kind = kind_of(settings.sync.store)
     if kind is None or not kind.key or _is_written(settings, variables_of(service.key_file)):
         return None
-    here = {name: environ[name] for name in (*kind.key, *kind.more) if environ.get(name)}
+    here = {name: environ[name] for name in kind.names if environ.get(name)}
     if set(kind.key) <= here.keys() and not service.key_file.exists():
         return here
     return None if settings.sync.store.startswith("s3:") else {}

@@ -4,7 +4,7 @@
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,34 +17,20 @@ from podwatch.domain.errors import UsageError
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What the command line gives: ``--store``, ``--run-id``, ``--state-dir``, each ``--set``, and the words after
-    ``--``."""
-
-    settings: tuple[str, ...] = ()
-    store: str = ""
-    run_id: str = ""
-    state_dir: str = ""
-    command: tuple[str, ...] = ()
-
-    def overrides(self) -> dict[str, object]:
-        """By dotted key; texts are converted by the loader. UsageError for a ``--set`` without a key."""
-        made: dict[str, object] = {}
-        for setting in self.settings:
-            key, separator, value = setting.partition("=")
-            if not separator or not key.strip():
-                raise UsageError("not a valid setting", where=f"--set {setting}", fix="write --set section.key=value")
-            made[key.strip()] = value
-        named = {"sync.store": self.store, "run_id": self.run_id, "state_dir": self.state_dir}
-        made |= {key: value for key, value in named.items() if value}
-        if self.command:
-            made["trainer.command"] = list(self.command)
-        return made
+def overrides_of(settings: Sequence[str], named: Mapping[str, object]) -> dict[str, object]:
+    """What the command line gives, by dotted key; texts are converted by the loader. ``settings``: each ``--set``.
+    ``named``: the options of single settings; empty if not given. UsageError for a ``--set`` without a key."""
+    made: dict[str, object] = {}
+    for setting in settings:
+        key, separator, value = setting.partition("=")
+        if not separator or not key.strip():
+            raise UsageError("not a valid setting", where=f"--set {setting}", fix="write --set section.key=value")
+        made[key.strip()] = value
+    return made | {key: value for key, value in named.items() if value}
 
 
 def given_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Accept these options and the words after ``--``, and pass the command a ``given``."""
+    """Accept these options and the words after ``--``, and pass the command ``overrides``."""
 
     @functools.wraps(function)
     def wrapper(
@@ -56,7 +42,8 @@ def given_options(function: Callable[..., R]) -> Callable[..., R]:
         trainer: tuple[str, ...],
         **kwargs: object,
     ) -> R:
-        return function(*args, given=Given(settings, store, run_id, state_dir, trainer), **kwargs)
+        named = {"sync.store": store, "run_id": run_id, "state_dir": state_dir, "trainer.command": list(trainer)}
+        return function(*args, overrides=overrides_of(settings, named), **kwargs)
 
     made: Callable[..., R] = wrapper
     for option in (
@@ -80,18 +67,17 @@ class Assumed:
     lines: tuple[str, ...] = ()
 
 
-def assume(where: Where, given: Given, environ: Mapping[str, str] = os.environ) -> Assumed:
-    """The overrides of ``given``, and with a command after ``--`` also what it leaves open. Reads the trainer's
-    configuration and looks at the GPUs once. Raises ConfigurationError or UsageError."""
+def assume(where: Where, overrides: Mapping[str, object], environ: Mapping[str, str] = os.environ) -> Assumed:
+    """The ``overrides``, and with a command after ``--`` also what they leave open. Reads the trainer's configuration
+    and looks at the GPUs once. Raises ConfigurationError."""
     from podwatch.cli import detect_machine
     from podwatch.config.loading import given_keys
 
-    overrides = given.overrides()
-    if not given.command:
+    command = overrides.get("trainer.command")
+    if not isinstance(command, list):  # none after --, or a text of --set
         return Assumed(overrides)
-    path = Path(where.config) if where.config else None
-    known = given_keys(path, environ=environ, overrides=overrides, run=where.run)
-    trainer = detect_machine.planned_trainer(given.command, environ)
+    known = given_keys(where.path, environ=environ, overrides=overrides, run=where.run)
+    trainer = detect_machine.planned_trainer(command, environ)
     proposal = detect_machine.propose(trainer, with_gpus=not {"gpu.inference", "gpu.trainer"} & known)
     notes = _NOTES | {"gpu.trainer": proposal.notes.get("gpu.inference", "")} | proposal.notes
     found = [(key, proposal.settings[key], notes[key]) for key in _DETECTED if key in proposal.settings]
@@ -102,7 +88,7 @@ def assume(where: Where, given: Given, environ: Mapping[str, str] = os.environ) 
     if proposal.no_gpu:
         lines.append(f"assumed no GPU ({proposal.no_gpu})")
     if proposal.added:
-        overrides["trainer.command"] = [*given.command, *proposal.added]
+        overrides = {**overrides, "trainer.command": [*command, *proposal.added]}
         words = " ".join(proposal.added)
         lines.append(f"assumed {_shown(words)} at the end of the command (else each start has a new directory)")
     return Assumed({**made, **overrides}, tuple(lines))

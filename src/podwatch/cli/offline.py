@@ -32,7 +32,7 @@ def load(where: Where) -> "Settings":
     that runs. ConfigurationError (exit 78)."""
     from podwatch.config.loading import find_file, load_settings
 
-    path = find_file(Path(where.config) if where.config else None, environ=os.environ, run=where.run)
+    path = find_file(where.path, environ=os.environ, run=where.run)
     if path is None and (found := find_daemon(where)) is not None and found.endpoint.config_path:
         path = Path(found.endpoint.config_path)
     return load_settings(path, environ=os.environ, run=where.run).settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, json_option, moment, print_json
+from podwatch.cli.common import Where, clean, common, json_option, moment, say
 from podwatch.domain.errors import HostError
 from podwatch.domain.times import rfc3339, span
 
@@ -47,10 +47,7 @@ def command(where: Where, path: Path | None, since: str, until: str, as_json: bo
     for told in turns:
         if not as_json:
             click.echo("\n".join(describe(told)))
-    if as_json:
-        print_json(document(result))
-    else:
-        click.echo("\n".join(summary(result, by=where.config)))
+    say(document(result), summary(result, by=where.config), as_json=as_json)
 
 
 def describe(told: "ReplayedFinding") -> list[str]:

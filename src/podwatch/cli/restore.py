@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podwatch.cli.common import Where, clean, common, find_daemon, json_option, print_json
+from podwatch.cli.common import Where, clean, common, find_daemon, json_option, say
 from podwatch.cli.progress import Progress
 from podwatch.domain.errors import Busy, HostError
 from podwatch.domain.times import size
@@ -67,27 +67,23 @@ def command(where: Where, step: int | None, to: Path | None, with_exports: bool,
 
 def show(run_id: str, report: "Restored", *, as_json: bool) -> None:
     """Print the result of a restore."""
-    if not as_json:
-        click.echo("\n".join(describe(report)))
-        return
-    print_json(
-        {
-            "schema_version": 1,
-            "run_id": run_id,
-            "step": report.step,
-            "save_id": report.save_id,
-            "lineage": report.lineage,
-            "parts": list(report.parts),
-            "total_bytes": report.total_bytes,
-            "downloaded_bytes": report.downloaded_bytes,
-            "set_aside": list(report.moved),
-            "refused": list(report.refused),
-            "doubt": report.doubt,
-            "optional": list(report.exports.parts),
-            "left_out": list(report.exports.left_out),
-            "train_command": list(report.train_command),
-        }
-    )
+    document = {
+        "schema_version": 1,
+        "run_id": run_id,
+        "step": report.step,
+        "save_id": report.save_id,
+        "lineage": report.lineage,
+        "parts": list(report.parts),
+        "total_bytes": report.total_bytes,
+        "downloaded_bytes": report.downloaded_bytes,
+        "set_aside": list(report.moved),
+        "refused": list(report.refused),
+        "doubt": report.doubt,
+        "optional": list(report.exports.parts),
+        "left_out": list(report.exports.left_out),
+        "train_command": list(report.train_command),
+    }
+    say(document, describe(report), as_json=as_json)
 
 
 def describe(report: "Restored") -> list[str]:

@@ -1,12 +1,11 @@
 """``podwatch run``: the daemon, or with ``--job`` the one process of an engine's job."""
 
 import os
-from pathlib import Path
 
 import click
 
 from podwatch.cli.common import Where, common
-from podwatch.cli.job_assumptions import Given, assume, given_options
+from podwatch.cli.job_assumptions import assume, given_options
 from podwatch.domain.errors import UsageError
 
 
@@ -21,7 +20,7 @@ from podwatch.domain.errors import UsageError
 @given_options
 def command(
     where: Where,
-    given: Given,
+    overrides: dict[str, object],
     detach: bool,
     job: bool,
     retry: bool,
@@ -42,12 +41,12 @@ def command(
 
     if job and detach:
         raise UsageError("--job and --detach exclude each other", fix="an engine waits for its job: leave out --detach")
-    assumed = assume(where, given)
+    assumed = assume(where, overrides)
     if UNDER_INIT not in os.environ:
         for line in assumed.lines:
             click.echo(f"podwatch: {line}", err=True)
     code = run_daemon(
-        Path(where.config) if where.config else None,
+        where.path,
         where.run,
         assumed.overrides,
         adopt_existing=adopt_existing,

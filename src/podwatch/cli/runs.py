@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import SuggestingGroup, Where, clean, columns, common, confirm, json_option, print_json
+from podwatch.cli.common import SuggestingGroup, Where, clean, columns, common, confirm, json_option, print_json, say
 from podwatch.cli.offline import checked_run_id, fixes_for, opened, pins_here, require_store
 from podwatch.cli.runs_check import check, store_option
 from podwatch.cli.runs_show_and_diff import diff, show, summary_document
@@ -43,16 +43,10 @@ def list_command(where: Where, store: str, as_json: bool) -> None:
     with opened(where, store) as (reading, prefix, own):
         runs, remark = list_runs(reading, prefix, own, now)
         url = reading.url
-    if as_json:
-        document = {"schema_version": 1, "store_url": url, "remark": remark}
-        print_json(document | {"runs": [_run_document(r) for r in runs]})
-    else:
-        if not runs:
-            click.echo(f"no runs in {clean(url)}")
-        for line in _table(runs, now):
-            click.echo(line)
-        if remark:
-            click.echo(clean(remark), err=True)
+    document = {"schema_version": 1, "store_url": url, "remark": remark, "runs": [_run_document(r) for r in runs]}
+    say(document, _table(runs, now) or [f"no runs in {clean(url)}"], as_json=as_json)
+    if remark and not as_json:
+        click.echo(clean(remark), err=True)
 
 
 def _table(runs: "tuple[RunInStore, ...]", now: float) -> list[str]:
@@ -185,10 +179,7 @@ def archive(where: Where, run_id: str, keep: str, dry_run: bool, yes: bool, as_j
             confirm(f"{state}Permanently delete {size(plan.freed_bytes)} from the store?")
         if not dry_run:
             archiver.carry_out(plan)
-    if as_json:
-        print_json(document)
-    elif not dry_run:
-        click.echo(f"archived: deleted {size(plan.freed_bytes)} from the store")
+    say(document, [] if dry_run else [f"archived: deleted {size(plan.freed_bytes)} from the store"], as_json=as_json)
 
 
 def _plan_lines(plan: "ArchivePlan", *, going: str) -> list[str]:

@@ -14,7 +14,7 @@ from podwatch.cli.common import (
     common,
     for_terminal,
     json_option,
-    print_json,
+    say,
 )
 from podwatch.cli.offline import checked_run_id, opened
 from podwatch.domain.errors import PodwatchError
@@ -52,20 +52,14 @@ def check(where: Where, run_id: str, store: str, dead_after: float | None, as_js
             found = _judged(reading, prefix, run_id or ("" if store else own), limits)
     except PodwatchError as error:  # on stdout, which monitoring reads: also a missing key or a wrong configuration
         problem = " ".join(str(error).split())
-        if as_json:
-            print_json({"schema_version": 1, "store_url": store, "overall": "unknown", "problem": problem, "runs": []})
-        else:
-            click.echo("\n".join(for_terminal(f"UNKNOWN: {clean(problem)}")))
+        document = {"schema_version": 1, "store_url": store, "overall": "unknown", "problem": problem, "runs": []}
+        say(document, for_terminal(f"UNKNOWN: {clean(problem)}"), as_json=as_json)
         raise click.exceptions.Exit(int(Level.UNKNOWN)) from error
     worst = _worst(found)
-    if as_json:
-        runs = [_document(evidence, judgement) for evidence, judgement in found]
-        document = {"schema_version": 1, "store_url": url, "overall": worst.name.lower(), "problem": "", "runs": runs}
-        print_json(document)
-    elif not found:
-        click.echo(f"UNKNOWN: no runs in {clean(url)}")
-    for evidence, judgement in () if as_json else found:
-        click.echo("\n".join(_lines(evidence, judgement)))
+    runs = [_document(evidence, judgement) for evidence, judgement in found]
+    document = {"schema_version": 1, "store_url": url, "overall": worst.name.lower(), "problem": "", "runs": runs}
+    lines = [line for one in found for line in _lines(*one)] or [f"UNKNOWN: no runs in {clean(url)}"]
+    say(document, lines, as_json=as_json)
     raise click.exceptions.Exit(int(worst))
 
 

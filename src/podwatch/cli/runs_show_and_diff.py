@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import Where, clean, common, json_option, print_json
+from podwatch.cli.common import Where, clean, common, json_option, say
 from podwatch.cli.offline import checked_run_id, fixes_for, opened
 from podwatch.cli.runs_check import store_option
 from podwatch.domain.times import ago, amount, rfc3339, size, span
@@ -30,16 +30,10 @@ def show(where: Where, run_id: str, store: str, with_files: bool, as_json: bool)
     command and the stored files. Times and money are those of the run's last pod. Reads only; works without a
     daemon."""
     run = _read(where, store, checked_run_id(run_id))
-    if as_json:
-        print_json({"schema_version": 1} | run_document(run, texts=with_files))
-        return
-    for line in _lines(run, time.time()):
-        click.echo(line)
-    if with_files:
-        for path, text in run.texts.files.items():
-            click.echo(f"\n=== {clean(path)}")
-            for line in text.splitlines():
-                click.echo(clean_line(line))
+    files = run.texts.files.items() if with_files else ()
+    texts = (line for path, text in files for line in (f"\n=== {clean(path)}", *map(clean_line, text.splitlines())))
+    document = {"schema_version": 1} | run_document(run, texts=with_files)
+    say(document, [*_lines(run, time.time()), *texts], as_json=as_json)
 
 
 @click.command("diff", short_help="How the stored configurations and commands of two runs differ.")
@@ -56,16 +50,13 @@ def diff(where: Where, run_a: str, run_b: str, store: str, as_json: bool) -> Non
     a, b = checked_run_id(run_a), checked_run_id(run_b)
     old, new = _read(where, store, a).texts, _read(where, store, b).texts
     lines = difference(a, old, b, new)
-    if as_json:
-        problems = {a: list(old.problems), b: list(new.problems)}
-        print_json({"schema_version": 1, "a": a, "b": b, "same": not lines, "diff": lines, "problems": problems})
-        return
-    for line in lines:
-        click.echo(clean_line(line))
-    for name, texts in ((a, old), (b, new)):
+    problems = {a: list(old.problems), b: list(new.problems)}
+    document = {"schema_version": 1, "a": a, "b": b, "same": not lines, "diff": lines, "problems": problems}
+    say(document, map(clean_line, lines), as_json=as_json)
+    for name, texts in ((a, old), (b, new)) if not as_json else ():
         for problem in texts.problems:
             click.echo(f"{name}: {clean(problem)}", err=True)
-    if not lines:
+    if not lines and not as_json:
         click.echo("no difference in what the store holds of both", err=True)
 
 

@@ -7,7 +7,9 @@ credentials, and names or values that look like a secret, into podwatch.env; the
 import re
 from collections.abc import Mapping
 
+from podwatch.config.env_files import is_text
 from podwatch.config.setting_names import looks_secret
+from podwatch.config.store_kinds import KINDS
 from podwatch.domain.secrets import scrub
 
 KEEP = frozenset({"PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "HOME"})
@@ -28,17 +30,7 @@ KEEP_PREFIXES: tuple[str, ...] = (
     "TRITON_",
     "GLOO_",
 )
-STORE_NAMES = ("B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT")
 _NOT_COPIED = ("PODWATCH_", "SSH_", "SUDO_", "DBUS_", "XDG_SESSION", "GPG_", "AWS_SESSION_TOKEN_EXPIRY")
-
-
-def is_text(value: str) -> bool:
-    """Whether a file can hold the value: the system gives bytes that are no UTF-8 as lone surrogates."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -46,7 +38,7 @@ def split_environment(environment: Mapping[str, str]) -> tuple[dict[str, str], d
     env: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, value in sorted(environment.items()):
-        if name in STORE_NAMES:
+        if name in KINDS["b2"].names:
             secrets[name] = value
         elif name.startswith(_NOT_COPIED) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             continue

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option, print_json
+from podwatch.cli.common import SuggestingGroup, Where, clean, common, json_option, say
 from podwatch.cli.offline import inventory_of, load
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.times import ago, size
@@ -38,33 +38,34 @@ def ls(where: Where, as_json: bool) -> None:
     with inventory_of(load(where)) as (store, place, inventory):
         calls, now = _calls(store), time.time() - (store.skew or 0.0)
     saves = list(reversed(inventory.saves))
-    newest = inventory.newest
-    if as_json:
-        print_json(
-            {
-                "schema_version": 1,
-                "store_url": place.url,
-                "pointer_problem": _problem(inventory),
-                "saves": [_document(save, inventory, now) for save in saves],
-                "unfinished": len(inventory.unfinished),
-                "foreign": inventory.foreign,
-                "calls": calls,
-            }
-        )
-        return
-    for problem in inventory.problems:
+    document = {
+        "schema_version": 1,
+        "store_url": place.url,
+        "pointer_problem": _problem(inventory),
+        "saves": [_document(save, inventory, now) for save in saves],
+        "unfinished": len(inventory.unfinished),
+        "foreign": inventory.foreign,
+        "calls": calls,
+    }
+    for problem in inventory.problems if not as_json else ():
         click.echo(f"cannot be used: {clean(problem)}", err=True)
-    if not saves:
-        click.echo(f"no checkpoints of run {place.keys.run_id} in {place.url}")
-    for save in saves:
-        mark = "*" if newest is not None and save.key == newest.key else " "
-        what = clean(save.problem) if save.problem else f"{save.files} files, {size(save.total_bytes)}"
-        what += ", pinned" if save.pinned else ""
-        what += ", and exported weights" if save.exports else ""
-        click.echo(f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(max(0.0, now - save.wall))}")
-    if newest is not None:
-        click.echo("* named by the newest pointer")
-    _say_calls(calls)
+    lines = [_listed(save, inventory, now) for save in saves]
+    lines = lines or [f"no checkpoints of run {place.keys.run_id} in {place.url}"]
+    lines += ["* named by the newest pointer"] if inventory.newest is not None else []
+    say(document, [*lines, *_billed(calls)], as_json=as_json)
+
+
+def _listed(save: "Stored", inventory: "Inventory", now: float) -> str:
+    mark = "*" if _is_named(save, inventory) else " "
+    what = clean(save.problem) if save.problem else f"{save.files} files, {size(save.total_bytes)}"
+    what += ", pinned" if save.pinned else ""
+    what += ", and exported weights" if save.exports else ""
+    return f"{mark} step {save.step:<8} {save.save_id:<18} {what}, {ago(max(0.0, now - save.wall))}"
+
+
+def _is_named(save: "Stored", inventory: "Inventory") -> bool:
+    """By the newest pointer."""
+    return inventory.newest is not None and save.key == inventory.newest.key
 
 
 @command.command("verify", short_help="Verify each checkpoint by its manifest and objects.")
@@ -91,12 +92,9 @@ def verify(where: Where, step: int | None, deep: bool, as_json: bool) -> None:
             if not as_json:
                 click.echo(_line(found))
         calls = _calls(store)
-    if as_json:
-        print_json({"schema_version": 1, "deep": deep, "pointer_problem": _problem(inventory), "saves": answers,
-                    "calls": calls})  # fmt: skip
-    else:
-        for problem in inventory.problems:
-            click.echo(f"cannot be used: {clean(problem)}")
+    document = {"schema_version": 1, "deep": deep, "pointer_problem": _problem(inventory), "saves": answers}
+    problems = [f"cannot be used: {clean(problem)}" for problem in inventory.problems]
+    say(document | {"calls": calls}, problems, as_json=as_json)
     if inventory.problems or not all(a["sound"] and not a["optional_reasons"] for a in answers):
         sys.exit(1)
 
@@ -123,19 +121,17 @@ def _calls(store: "Objects") -> dict[str, int]:
     return {name.lower(): store.calls[name] for name in ("A", "B", "C")}
 
 
-def _say_calls(calls: dict[str, int]) -> None:
-    """Print the number of billed calls, if the store bills calls."""
-    if any(calls.values()):
-        click.echo(f"billed calls: {calls['b']} of class B, {calls['c']} of class C")
+def _billed(calls: dict[str, int]) -> list[str]:
+    """The number of billed calls, if the store bills calls."""
+    return [f"billed calls: {calls['b']} of class B, {calls['c']} of class C"] if any(calls.values()) else []
 
 
 def _document(save: "Stored", inventory: "Inventory", now: float) -> dict[str, Any]:
     """``now``: by the store's clock."""
-    newest = inventory.newest
     return {
         "step": save.step,
         "save_id": save.save_id,
-        "named": newest is not None and save.key == newest.key,
+        "named": _is_named(save, inventory),
         "problem": save.problem,
         "total_bytes": save.total_bytes,
         "file_count": save.files,

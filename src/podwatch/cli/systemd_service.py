@@ -79,7 +79,7 @@ def service_of(name: str) -> Service:
 
 def variables_of(file: Path) -> dict[str, str]:
     """The variables of the service's environment file; none where there is no file, or only root can read it."""
-    from podwatch.trainer.environment import read_env_file
+    from podwatch.config.env_files import read_env_file
 
     return read_env_file(file) if os.access(file, os.R_OK) else {}
 

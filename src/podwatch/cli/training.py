@@ -96,10 +96,7 @@ def restart(where: Where, step: int | None, dry_run: bool, as_json: bool) -> Non
         say(ask(where, "restart", {"step": step}, purpose="restart training"), as_json=as_json)
         return
     plan = ask(where, "restart_plan", {"step": step}, purpose="plan a restart")
-    if as_json:
-        print_json(plan)
-    else:
-        click.echo("\n".join(describe(plan)))
+    say(plan, describe(plan), as_json=as_json)
     if plan.get("possible") is False:
         raise click.exceptions.Exit(int(ExitCode.FAILED))
 

@@ -5,20 +5,19 @@ A daemon that refuses to start because of a typo guards nothing. It therefore ke
 """
 
 import contextlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from podwatch.config.loading import LoadedSettings, find_file, load_settings, load_text, named_file
 from podwatch.config.settings import Settings
+from podwatch.config.toml_text import intact_lines
 from podwatch.config.trusted_files import read_trusted, read_trusted_bytes
 from podwatch.domain.document import Document, Text, writable
 from podwatch.domain.errors import ConfigurationError, IntegrityError
 from podwatch.system.files import atomic_write
 
 COPY_NAME = "last-good.json"
-_STATE_DIR = re.compile(r"""^\s*state_dir\s*=\s*(["'])(.*?)\1""", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +89,11 @@ def _named(path: Path | None, environ: Mapping[str, str], run: str) -> Path | No
 
 def _copies(path: Path, environ: Mapping[str, str], overrides: Mapping[str, object]) -> list[Path]:
     """Every copy in the state directory that flag, environment or the broken file names, then in the default one, the
-    newest first. In the file that line alone is read: it is usually intact."""
+    newest first."""
     named = overrides.get("state_dir") or environ.get("PODWATCH_STATE_DIR")
     if not named:
         with contextlib.suppress(ConfigurationError):
-            named = next((found[2] for found in _STATE_DIR.finditer(read_trusted(path))), None)
+            named = intact_lines(read_trusted(path)).get("state_dir")
     places = [named_file(Path(str(named)), environ)] if named else []
     found: list[Path] = []
     for place in dict.fromkeys((*places, Path(Settings.model_fields["state_dir"].default))):

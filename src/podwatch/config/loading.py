@@ -6,13 +6,11 @@ times by a file of their own (``test_times.py``), which overrides file and envir
 """
 
 import json
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -33,6 +31,7 @@ from podwatch.config.setting_names import (
 )
 from podwatch.config.settings import Settings
 from podwatch.config.test_times import setting_times
+from podwatch.config.toml_text import parse_toml
 from podwatch.config.trusted_files import read_trusted
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_address, register_argv, register_document, register_named
@@ -40,7 +39,6 @@ from podwatch.domain.secrets import register_address, register_argv, register_do
 Source = Literal["default", "file", "environment", "PODWATCH_TEST_TIMES", "flag"]
 FILE_NAME = "podwatch.toml"
 ETC = Path("/etc/podwatch")
-_AT = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +84,13 @@ def load_text(
 ) -> LoadedSettings:
     """Like load_settings, for text that is already read; ``path`` is only used in messages."""
     data = parse_toml(text, path)
-    variables, problems = _variables(environ)
+    variables, problems = _from_environment(environ)
     problems += find_secrets(data, path)
     layers: dict[Source, dict[str, Any]] = {
         "file": data,
-        "environment": _from_environment(variables),
-        "PODWATCH_TEST_TIMES": _flags(setting_times(environ)),
-        "flag": _flags(overrides or {}),
+        "environment": variables,
+        "PODWATCH_TEST_TIMES": _nested(setting_times(environ), "PODWATCH_TEST_TIMES"),
+        "flag": _nested(overrides or {}, "command line"),
     }
     sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
     for name, layer in layers.items():
@@ -126,7 +124,7 @@ def given_keys(
     found = find_file(path, environ=environ, run=run)
     data = parse_toml(read_trusted(found), found) if found is not None else {}
     variables = {key for key in known_keys() if env_name(key) in environ}
-    return frozenset((*flatten(data), *variables, *flatten(_flags(overrides))))
+    return frozenset((*flatten(data), *variables, *flatten(_nested(overrides, "command line"))))
 
 
 def learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -194,23 +192,6 @@ def named_file(path: Path, environ: Mapping[str, str]) -> Path:
         raise ConfigurationError(f"the configuration {error}", where=str(path), fix="use its absolute path") from error
 
 
-def parse_toml(text: str, path: Path | None) -> dict[str, Any]:
-    """The parsed document. ConfigurationError with line and column."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        at = _AT.search(message)
-        line, column = (at[1], at[2]) if at and at[1] else (str(len(text.splitlines()) or 1), "1")
-        raise ConfigurationError(
-            f"not valid TOML: {_AT.sub('', message)}", where=f"{path}:{line}:{column}", fix="correct that line"
-        ) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        deep = isinstance(error, RecursionError)
-        what = "it is nested too deeply" if deep else "it has a number with too many digits"
-        raise ConfigurationError(f"not valid TOML: {what}", where=str(path), fix="correct it") from error
-
-
 def _without_fixed(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A layer without the values that no configuration sets."""
     return {
@@ -229,63 +210,37 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
-    """The settings among ``variables`` as a nested mapping."""
-    if not variables:
-        return {}
-    # 10 MiB that a podwatch without variables does not need
-    from pydantic_settings import EnvSettingsSource, SettingsError
-
-    class Environment(EnvSettingsSource):
-        def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:
-            if field is None:  # of a table that the operator names, such as a provider
-                return _json_or_text(str(value).strip())
-            decoded = _decoded(field, str(value))
-            if str in get_args(field.annotation) and decoded == value:
-                raise ValueError("the value is a plain word")
-            return decoded
-
-    # pydantic-settings reads only the fields and the configuration of the model.
-    source = Environment(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
-    source.env_vars = variables
-    try:
-        return source()
-    except SettingsError as error:
-        raise ConfigurationError(
-            f"cannot be read: {error}", where="environment", fix="write lists and tables as JSON"
-        ) from error
-
-
-def _decoded(field: FieldInfo, text: str) -> object:
-    """The value of a setting that is written as text: lists as JSON or separated by commas."""
-    stripped = text.strip()
-    if stripped.startswith(("[", "{")) and field.annotation is not str:
-        return _json_or_text(stripped)
-    if get_origin(field.annotation) is tuple:
-        return [piece.strip() for piece in stripped.split(",") if piece.strip()]
-    return text
-
-
-def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
-    """The settings in the environment, by the lower-case names that pydantic-settings expects."""
-    variables: dict[str, str] = {}
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+    """The settings among the variables as a nested mapping, and the variables that are no setting."""
+    given: dict[str, object] = {}
     problems: list[Problem] = []
-    names = {env_name(key) for key in known_keys()} | {env_name(section) for section in known_sections()}
-    extra_env = env_name("trainer.env") + "__"
+    keys = {env_name(key): key for key in (*known_keys(), *known_sections())}
+    of_training = env_name("trainer.env") + "__"
     for name, value in environ.items():
         if not name.startswith(ENV_PREFIX) or name in OPERATIONAL or name.startswith(OPERATIONAL_PREFIXES):
             continue
-        if name.startswith(extra_env):
-            variables[extra_env.lower() + name[len(extra_env) :]] = value
-        elif name not in names:
+        if name.startswith(of_training):
+            given[f"trainer.env.{name.removeprefix(of_training)}"] = value
+        elif name not in keys:
             problems.append(Problem(f"unknown setting {name}", where="environment", fix=suggest_env(name)))
         elif value.strip().startswith(("[", "{")) and not _is_json(value):
             problems.append(
                 Problem(f"{name} is not valid JSON", where="environment", fix='write for example ["a", "b"]')
             )
         else:
-            variables[name.lower()] = value
-    return variables, problems
+            given[keys[name]] = value
+    return _nested(given, "environment"), problems
+
+
+def _decoded(field: FieldInfo | None, text: str) -> object:
+    """The value of a setting, or of a section (None), that is written as text: lists as JSON or separated by commas,
+    tables as JSON."""
+    stripped = text.strip()
+    if stripped.startswith(("[", "{")) and (field is None or field.annotation is not str):
+        return _json_or_text(stripped)
+    if field is not None and get_origin(field.annotation) is tuple:
+        return [piece.strip() for piece in stripped.split(",") if piece.strip()]
+    return text
 
 
 def _is_json(text: str) -> bool:
@@ -296,11 +251,11 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _flags(dotted: Mapping[str, object]) -> dict[str, Any]:
-    """Flags as a nested mapping for the models."""
-    fields = dict(walk())
+def _nested(dotted: Mapping[str, object], where: str) -> dict[str, Any]:
+    """Settings by dotted key as a nested mapping for the models; ``where`` they were given, for messages."""
+    fields = {**dict.fromkeys(known_sections()), **dict(walk())}
     nested: dict[str, Any] = {}
-    for key, given in dotted.items():
+    for key, given in sorted(dotted.items(), key=lambda item: item[0].count(".")):  # a section before what is in it
         value = _decoded(fields[key], given) if isinstance(given, str) and key in fields else given
         *sections, leaf = key.split(".")
         target = nested
@@ -308,7 +263,7 @@ def _flags(dotted: Mapping[str, object]) -> dict[str, Any]:
             inner = target.setdefault(section, {})
             if not isinstance(inner, dict):
                 raise ConfigurationError(
-                    f"{section} is used both as a setting and as a section", where=f"command line, {key}"
+                    f"{section} is used both as a setting and as a section", where=f"{where}, {key}"
                 )
             target = inner
         target[leaf] = value

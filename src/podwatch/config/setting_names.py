@@ -1,6 +1,5 @@
 """The dotted names of all settings, and which names look like a secret."""
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
@@ -10,20 +9,14 @@ from pydantic.fields import FieldInfo
 
 from podwatch.config.settings import FIXED, Section, Settings
 from podwatch.domain.secrets import name_strength, url_secrets
+from podwatch.system.environment_without_secrets import EXPORTED
 
 ENV_PREFIX = "PODWATCH_"
-OPERATIONAL = frozenset(
+OPERATIONAL = EXPORTED | frozenset(
     {
         "PODWATCH_CONFIG",
-        "PODWATCH_RUN",
         "PODWATCH_RUNTIME_DIR",
         "PODWATCH_DEBUG",
-        "PODWATCH_STEP",
-        "PODWATCH_CHECKPOINT",
-        "PODWATCH_RESUME_ARGS",
-        "PODWATCH_NODE_RANK",
-        "PODWATCH_NODE_COUNT",
-        "PODWATCH_START_ID",
         "PODWATCH_UNDER_INIT",
         "PODWATCH_BY_HAND",
         "PODWATCH_SILENT_SECONDS",
@@ -42,8 +35,6 @@ OPERATIONAL = frozenset(
 """PODWATCH_* variables that are not settings: exported to training, or read by commands."""
 OPERATIONAL_PREFIXES = ("PODWATCH_HOOK_", "PODWATCH_HEARTBEAT_", "PODWATCH_AWS_")
 
-_SECRET_TOML = re.compile(r"^(?:b2_)?(?:application|account)_?key(?:_?id)?$|^(?:secret|access)_?key(?:_?id)?$", re.I)
-
 
 def looks_secret(name: str, value: str = "") -> bool:
     """Whether an environment variable or flag of this name (or with this value) must not be written or shown."""
@@ -52,7 +43,7 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 def is_credential_key(name: str) -> bool:
     """Whether a TOML key names store credentials."""
-    return bool(_SECRET_TOML.match(name) or (name.isupper() and looks_secret(name)))
+    return name_strength(name) == 2 or (name.isupper() and looks_secret(name))
 
 
 def submodel(field: FieldInfo) -> type[Section] | None:

@@ -14,6 +14,10 @@ class StoreKind:
     key: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.key, *self.more)
+
 
 KINDS = MappingProxyType(
     {
@@ -26,7 +30,15 @@ KINDS = MappingProxyType(
                 "s3",
                 "s3://bucket[/prefix]",
                 ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
-                ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
+                (
+                    "AWS_SESSION_TOKEN",
+                    "AWS_ENDPOINT_URL_S3",
+                    "AWS_ENDPOINT_URL",
+                    "AWS_REGION",
+                    "AWS_DEFAULT_REGION",
+                    "AWS_PROFILE",
+                    "AWS_CA_BUNDLE",
+                ),
             ),
             StoreKind("file", "file:///path"),
         )

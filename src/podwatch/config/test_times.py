@@ -11,14 +11,13 @@ What reads settings is imported only where a file is named: `podwatch status --w
 """
 
 import os
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from podwatch.config.toml_text import parse_toml
 from podwatch.config.trusted_files import read_trusted
-from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.lease import CLAIM_WAIT_SECONDS
 
 VARIABLE: Final = "PODWATCH_TEST_TIMES"
@@ -62,10 +61,7 @@ def names() -> Mapping[str, bool]:
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     from podwatch.config.problems import ConfigurationProblems, Problem
 
-    try:
-        tables = tomllib.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"not valid TOML: {error}", where=str(path), fix="correct it") from error
+    tables = parse_toml(text, path)
     given, others = tables.pop("times", {}), tuple(tables)
     problems = [Problem(f'unknown key "{name}"', str(path), "write every time below [times]") for name in others]
     times: dict[str, Any] = {}

@@ -108,16 +108,6 @@ def format_ratio(ratio: float) -> str:
     return text if parse_ratio(text) == ratio else _plain(ratio)
 
 
-def format_size(size_bytes: int) -> str:
-    """SI units with three figures: ``47000000000`` is ``"47 GB"``."""
-    value, unit = float(size_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if abs(value) < 1000 or unit == "PB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
-
-
 def _plain(number: float) -> str:
     """A float as text without an exponent, which reads back as the same float."""
     text = repr(float(number))

@@ -3,13 +3,13 @@ machine: whoever can write the store, as every pod can, must not be able to rais
 
 import hashlib
 import os
-import tomllib
 from pathlib import Path
 
 from pydantic import Field, ValidationError, field_validator
 
 from podwatch.config.problems import ConfigurationProblems, Problem
 from podwatch.config.settings import Duration, Section
+from podwatch.config.toml_text import parse_toml
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.safe_names import valid_run_id
 
@@ -76,10 +76,7 @@ def find_configuration(path: str) -> Path:
 def parse_configuration(text: str, place: Path, store: str = "", run_id: str = "") -> ControllerConfiguration:
     """``text``: of the file ``place``. ``store``, ``run_id``: given on the command line. Raises ConfigurationError,
     which names every problem at once."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"not valid TOML: {error}", where=str(place), fix="correct that line") from None
+    data = parse_toml(text, place)
     data |= {name: value for name, value in (("store", store), ("run_id", run_id)) if value}
     data["digest"] = hashlib.sha256(text.encode()).hexdigest()[:16]
     try:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator
 
-from podwatch.domain.document import Checked, Document, Flag, Many, Strictly, Text
+from podwatch.domain.document import Document, Flag, Many, Text, checked, strictly
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.safe_names import deceives
 
@@ -69,9 +69,9 @@ def _wall_of(value: object) -> float | None:
     return at.timestamp()
 
 
-Name = Annotated[str, Checked(_check_name)]
-Price = Annotated[float, Strictly(least=0, below=1e6)]
-Version = Annotated[int, Strictly(1, 1)]
+Name = Annotated[str, checked(_check_name)]
+Price = Annotated[float, strictly(least=0, below=1e6)]
+Version = Annotated[int, strictly(1, 1)]
 
 
 @dataclass(frozen=True, slots=True)

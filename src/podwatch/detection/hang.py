@@ -16,6 +16,7 @@ from podwatch.detection.window import Signal, Window, failing
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import TrainerSample
+from podwatch.domain.times import span
 
 HEALTH_SHARE = 0.5
 """``/health`` has to fail for this share of the agreement window. An engine in a long weight update can miss several
@@ -89,10 +90,6 @@ def _stopped(trainer: TrainerSample) -> str:
         f" it: `kill -CONT {found[0].identity.pid}`"  # fmt: skip
 
 
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
 def _stalled(turn: Turn, trainer: TrainerSample, active: float) -> Iterator[Finding]:
     quiet, limit = turn.at - active, limit_seconds(turn.learned, turn.policies.hang)
     if quiet <= limit:
@@ -102,7 +99,7 @@ def _stalled(turn: Turn, trainer: TrainerSample, active: float) -> Iterator[Find
         return  # an evaluation or long rollouts: the engine works; reported only if it lasts
     window = Window(armed=True, since=active, last=turn.at, samples=1)
     first = failing("progress", f"none for {quiet:.0f} s (limit {limit:.0f} s)", window)
-    what = f"no progress for {_span(quiet)} (limit {_span(limit)})"
+    what = f"no progress for {span(quiet)} (limit {span(limit)})"
     if turn.start.progress.step is not None:
         what += f" since step {turn.start.progress.step}"
     worse = quiet > max(STANDSTILL_SECONDS, 2.0 * limit)

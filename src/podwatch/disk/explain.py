@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from podwatch.config.settings import DiskSettings
-from podwatch.config.units import GIB, format_size
+from podwatch.config.units import GIB
 from podwatch.disk.next_save import NextSave
 from podwatch.disk.plan import RemovalPlan, Trigger
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
 from podwatch.domain.snapshot import DiskSample
+from podwatch.domain.times import size
 
 BY_HAND = "free space, or wait until checkpoints are in the store; `podwatch prune --dry-run` explains each checkpoint"
 STATE_BYTES = 256 << 20
@@ -55,13 +56,13 @@ def _message(plan: RemovalPlan, *, done: bool, waits_for: str) -> str:
     if plan.trigger is Trigger.NONE:
         return "there is enough space: nothing to remove"
     verb = "freed" if done else "would be freed"
-    message = f"{format_size(plan.freed_bytes)} of {format_size(plan.target_bytes)} {verb} ({plan.trigger})"
+    message = f"{size(plan.freed_bytes)} of {size(plan.target_bytes)} {verb} ({plan.trigger})"
     if plan.shortfall_bytes:
-        message += f"; {format_size(plan.shortfall_bytes)} short"
+        message += f"; {size(plan.shortfall_bytes)} short"
         if plan.missing_for_biggest and not plan.critical:
             message += " for a save as big as the biggest of the last ones; one of the usual size fits"
     if plan.waiting:
-        message += f"; {format_size(sum(r.bytes for r in plan.waiting))} more to be freed before the next save"
+        message += f"; {size(sum(r.bytes for r in plan.waiting))} more to be freed before the next save"
     if plan.removals and waits_for:
         message += f". podwatch deletes nothing by itself now: {waits_for}"
     return message
@@ -76,8 +77,8 @@ def no_room(
     """A finding if a save of the usual size does not fit (critical), or fits only after deleting checkpoints that are
     not in the store (warning, while there is time), or one as big as the biggest does not fit (warning). ``at``: time
     of the disk reading."""
-    free = f"{format_size(disk.free_bytes)} are free"
-    usual = format_size(next_save.usual_bytes)
+    free = f"{size(disk.free_bytes)} are free"
+    usual = size(next_save.usual_bytes)
     if plan.missing_bytes > 0:
         stops = next_save.near and policy.on_full == "stop"
         summary = _too_small(plan, disk, next_save)
@@ -96,8 +97,8 @@ def no_room(
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, fix),)
     if plan.missing_for_biggest > 0:
         summary = (
-            f"a save as big as the biggest of the last ones ({format_size(next_save.bytes)}) does not fit: {free},"
-            f" {format_size(plan.missing_for_biggest)} short; podwatch deletes nothing for it that is not in the store"
+            f"a save as big as the biggest of the last ones ({size(next_save.bytes)}) does not fit: {free},"
+            f" {size(plan.missing_for_biggest)} short; podwatch deletes nothing for it that is not in the store"
         )
         return (Finding(FindingKind.DISK_NO_ROOM, Severity.WARNING, summary, at, BY_HAND),)
     return ()
@@ -105,12 +106,12 @@ def no_room(
 
 def _too_small(plan: RemovalPlan, disk: DiskSample, next_save: NextSave) -> str:
     freed = plan.freed_bytes + sum(r.bytes for r in plan.waiting)
-    can = f"can remove {format_size(freed)}" if freed else "can remove nothing more"
+    can = f"can remove {size(freed)}" if freed else "can remove nothing more"
     needed = plan.missing_bytes + freed + disk.free_bytes  # so that the numbers add up
-    margin = f" ({format_size(next_save.usual_bytes)} and the margin)" if needed >= next_save.usual_bytes else ""
+    margin = f" ({size(next_save.usual_bytes)} and the margin)" if needed >= next_save.usual_bytes else ""
     return (
-        f"the next save needs {format_size(needed)}{margin}, {format_size(disk.free_bytes)} are free, podwatch {can}:"
-        f" {format_size(plan.missing_bytes)} short"
+        f"the next save needs {size(needed)}{margin}, {size(disk.free_bytes)} are free, podwatch {can}:"
+        f" {size(plan.missing_bytes)} short"
     )
 
 
@@ -137,7 +138,7 @@ def part_elsewhere(disk: DiskSample, next_save: NextSave, margin: float, at: flo
     if need <= disk.free_bytes:
         return ()
     summary = (
-        f"the next save needs {format_size(need)} in {disk.path} ({disk.role}), {format_size(disk.free_bytes)} are"
+        f"the next save needs {size(need)} in {disk.path} ({disk.role}), {size(disk.free_bytes)} are"
         " free: podwatch frees no space on that disk by itself"
     )
     fix = f"free space there; if most of a checkpoint is on it, set trainer.checkpoint_dir to {disk.path}"
@@ -145,5 +146,5 @@ def part_elsewhere(disk: DiskSample, next_save: NextSave, margin: float, at: flo
 
 
 def _low(disk: DiskSample, what: str, at: float, fix: str) -> Finding:
-    summary = f"{what} ({disk.path}) has {format_size(disk.free_bytes)} left"
+    summary = f"{what} ({disk.path}) has {size(disk.free_bytes)} left"
     return Finding(FindingKind.DISK_HIGH, Severity.WARNING, summary, at, fix, subject=disk.role)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podwatch.config.units import format_size
 from podwatch.disk.leftovers import trash_entries
 from podwatch.disk.plan import Removal, RemovalKind, RemovalPlan
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import Emit, Event, EventName
 from podwatch.domain.finding import Severity
 from podwatch.domain.run import Mutation, MutationGuard
+from podwatch.domain.times import size
 from podwatch.system.clock import Clock
 from podwatch.system.files import Removed
 from podwatch.system.own_directories import Workspace
@@ -205,9 +205,9 @@ class Remover:
             return
         steps = sorted({r.step for r in removals if r.step is not None})
         of = f" of step {steps[0]}" if len(steps) == 1 else f" of steps {steps[0]} to {steps[-1]}" if steps else ""
-        size = sum(r.bytes for r in removals)
-        message = f"removed {len(removals)} {what}{of}: {format_size(size)}"
-        fields = {"step": None, "kind": str(kind), "bytes": size, "count": len(removals)}
+        freed = sum(r.bytes for r in removals)
+        message = f"removed {len(removals)} {what}{of}: {size(freed)}"
+        fields = {"step": None, "kind": str(kind), "bytes": freed, "count": len(removals)}
         self._emit(Event(EventName.PRUNED, self._clock.wall(), message, fields=fields))
 
 

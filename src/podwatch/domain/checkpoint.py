@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
-from podwatch.domain.document import FileMode, Form, Integer, Many, RelativePath, Sparse, Text, Whole
+from podwatch.domain.document import FileMode, Integer, Many, RelativePath, Sparse, Text, Whole, matching
 
-PartName = Annotated[str, Form(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")]
-Digest = Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
+PartName = Annotated[str, matching(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")]
+Digest = Annotated[str, matching(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})")]
 """The hash of an object in the store, as ``sha1:<hex>``: what the store itself compares."""
 Identity = tuple[int, int, int, int]
 """Device, inode, size and mtime in nanoseconds of a file: another one is another file, or a changed one."""

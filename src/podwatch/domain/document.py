@@ -246,43 +246,49 @@ def _printable(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Strictly:
-    """No other value is taken for one of the type: no text for a number, no bool for an integer, no infinity. The
-    limits are of numbers; ``above`` and ``below`` themselves are refused."""
+class Rule:
+    """What pydantic does with a field: ``change`` gets the schema of its type and pydantic's ``core_schema``, and
+    returns the schema to use. Called with the first document of the kind, so that pydantic is imported no earlier."""
 
-    least: int | None = None
-    most: int | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        limits = {"ge": self.least, "le": self.most, "gt": self.above, "lt": self.below}
-        schema: dict[str, Any] = {**handler(source), "strict": True}
-        schema |= {name: limit for name, limit in limits.items() if limit is not None}
-        return cast("CoreSchema", schema | ({"allow_inf_nan": False} if schema["type"] == "float" else {}))
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A text for which ``check`` returns nothing, and otherwise raises ValueError or IntegrityError. ``clean``, if
-    there is one, makes every text such a text; it is applied when a document is written."""
-
-    check: Callable[[str], object]
-    clean: Callable[[str], str] | None = None
+    change: Callable[[Any, Any], Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
         from pydantic_core import core_schema
 
-        written = core_schema.plain_serializer_function_ser_schema(self.clean) if self.clean else None
-        text = core_schema.str_schema(strict=True)
-        return core_schema.no_info_after_validator_function(self._checked, text, serialization=written)
+        return cast("CoreSchema", self.change(handler(source), core_schema))
 
-    def _checked(self, value: str) -> str:
+
+def strictly(
+    least: int | None = None, most: int | None = None, above: float | None = None, below: float | None = None
+) -> Rule:
+    """No other value is taken for one of the type: no text for a number, no bool for an integer, no infinity. The
+    limits are of numbers; ``above`` and ``below`` themselves are refused."""
+    given = {"ge": least, "le": most, "gt": above, "lt": below}
+    limits = {name: limit for name, limit in given.items() if limit is not None}
+
+    def change(inner: Any, _: Any) -> Any:
+        finite = {"allow_inf_nan": False} if inner["type"] == "float" else {}
+        return inner | {"strict": True} | limits | finite
+
+    return Rule(change)
+
+
+def checked(check: Callable[[str], object], clean: Callable[[str], str] | None = None) -> Rule:
+    """A text for which ``check`` returns nothing, and otherwise raises ValueError or IntegrityError. ``clean``, if
+    there is one, makes every text such a text; it is applied when a document is written."""
+
+    def read(value: str) -> str:
         try:
-            self.check(value)
+            check(value)
         except IntegrityError as error:
             raise ValueError(error.what) from error
         return value
+
+    def change(_: Any, schema: Any) -> Any:
+        written = schema.plain_serializer_function_ser_schema(clean) if clean else None
+        return schema.no_info_after_validator_function(read, schema.str_schema(strict=True), serialization=written)
+
+    return Rule(change)
 
 
 def _check_shown(text: str, most: int) -> None:
@@ -296,21 +302,14 @@ def _shown(text: str, most: int) -> str:
     return "".join("\ufffd" if deceives(c) else c for c in text[:most]) if deceives(text) else text[:most]
 
 
-def shown(most: int) -> Checked:
+def shown(most: int) -> Rule:
     """For text that people read: at most this many characters, none that deceive."""
-    return Checked(partial(_check_shown, most=most), partial(_shown, most=most))
+    return checked(partial(_check_shown, most=most), partial(_shown, most=most))
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+def matching(pattern: str) -> Rule:
     """A text that all of ``pattern`` matches. In the syntax of Rust's regular expressions: ``$`` is the end only."""
-
-    pattern: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        return core_schema.str_schema(strict=True, pattern=f"^(?:{self.pattern})$")
+    return Rule(lambda _, schema: schema.str_schema(strict=True, pattern=f"^(?:{pattern})$"))
 
 
 def _check_run_id(text: str) -> None:
@@ -319,80 +318,58 @@ def _check_run_id(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class or_null:  # noqa: N801 - reads like a word at a field
-    """JSON's null stands for ``value``."""
-
-    value: Any
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        written = core_schema.wrap_serializer_function_ser_schema(self._written)
-        return core_schema.no_info_wrap_validator_function(self._read, handler(source), serialization=written)
+class _NullRule(Rule):
+    """Of a field that is written as null although its type has none."""
 
     def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: Callable[[Any], Any]) -> dict[str, Any]:
         return {"anyOf": [handler(schema), {"type": "null"}]}
 
-    def _read(self, found: Any, inner: Callable[[Any], Any]) -> Any:
-        return self.value if found is None else inner(found)
 
-    def _written(self, value: Any, inner: Callable[[Any], Any]) -> Any:
-        return None if value == self.value else inner(value)
+def or_null(value: Any) -> Rule:
+    """JSON's null stands for ``value``."""
+
+    def read(found: Any, inner: Callable[[Any], Any]) -> Any:
+        return value if found is None else inner(found)
+
+    def write(found: Any, inner: Callable[[Any], Any]) -> Any:
+        return None if found == value else inner(found)
+
+    def change(inner: Any, schema: Any) -> Any:
+        written = schema.wrap_serializer_function_ser_schema(write)
+        return schema.no_info_wrap_validator_function(read, inner, serialization=written)
+
+    return _NullRule(change)
 
 
-@dataclass(frozen=True, slots=True)
-class unreadable_as:  # noqa: N801 - reads like words at a field
+def unreadable_as(value: Any) -> Rule:
     """A wrong value stands for ``value`` instead of making the document unreadable: for figures that people read, so
     that one of them hides nothing that a decision needs."""
-
-    value: Any
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        inner = handler(source)
-        return core_schema.with_default_schema(
-            inner, default=self.value, on_error="default", serialization=inner.get("serialization")
+    return Rule(
+        lambda inner, schema: schema.with_default_schema(
+            inner, default=value, on_error="default", serialization=inner.get("serialization")
         )
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class written_as:  # noqa: N801 - reads like words at a field
+def written_as(change: Callable[[Any], Any]) -> Rule:
     """What is written is what ``change`` makes of the value."""
-
-    change: Callable[[Any], Any]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        written = core_schema.plain_serializer_function_ser_schema(self.change)
-        return cast("CoreSchema", {**handler(source), "serialization": written})
+    return Rule(lambda inner, schema: inner | {"serialization": schema.plain_serializer_function_ser_schema(change)})
 
 
-@dataclass(frozen=True, slots=True)
-class read_as:  # noqa: N801 - reads like words at a field
-    """What is read goes through ``change``."""
-
-    change: Callable[[str], str]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        inner = handler(source)
-        return core_schema.no_info_after_validator_function(
-            self.change, inner, serialization=inner.get("serialization")
+def read_as(change: Callable[[Any], Any]) -> Rule:
+    """What is read goes through ``change``, which can raise ValueError."""
+    return Rule(
+        lambda inner, schema: schema.no_info_after_validator_function(
+            change, inner, serialization=inner.get("serialization")
         )
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _TimeAsText:
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        form = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"
-        text = core_schema.nullable_schema(core_schema.str_schema(strict=True, pattern=form))
-        written = core_schema.plain_serializer_function_ser_schema(rfc3339, return_schema=text)
-        return core_schema.no_info_after_validator_function(_wall_of, text, serialization=written)
+def _time_as_text(_: Any, schema: Any) -> Any:
+    form = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"
+    text = schema.nullable_schema(schema.str_schema(strict=True, pattern=form))
+    written = schema.plain_serializer_function_ser_schema(rfc3339, return_schema=text)
+    return schema.no_info_after_validator_function(_wall_of, text, serialization=written)
 
 
 def _wall_of(text: str | None) -> float | None:
@@ -402,26 +379,10 @@ def _wall_of(text: str | None) -> float | None:
     return wall
 
 
-@dataclass(frozen=True, slots=True)
-class _Many:
-    """One problem is enough: each costs as much memory as a hundred values."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        return cast("CoreSchema", {**handler(source), "fail_fast": True})
-
-
 def _few(value: Any) -> Any:
     if isinstance(value, dict) and len(value) > 1000:
         raise ValueError("more than 1000 entries")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class _Few:
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_before_validator_function(_few, handler(source))
 
 
 def any_json(value: Any, depth: int = 0) -> Any:
@@ -435,38 +396,33 @@ def any_json(value: Any, depth: int = 0) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _AnyForm:
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], "CoreSchema"]) -> "CoreSchema":
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_after_validator_function(any_json, handler(source))
-
-
 _HIGHEST = 2**63 - 1
 """What SQLite and a file system can hold."""
 
-Flag = Annotated[bool, Strictly()]
-Integer = Annotated[int, Strictly(-_HIGHEST, _HIGHEST)]
-Whole = Annotated[int, Strictly(0, _HIGHEST)]
-Positive = Annotated[int, Strictly(1, _HIGHEST)]
-FileMode = Annotated[int, Strictly(0, 0o7777)]
-Real = Annotated[float, Strictly()]
-Wall = Annotated[float, Strictly(above=0.0, below=1e11)]
+Flag = Annotated[bool, strictly()]
+Integer = Annotated[int, strictly(-_HIGHEST, _HIGHEST)]
+Whole = Annotated[int, strictly(0, _HIGHEST)]
+Positive = Annotated[int, strictly(1, _HIGHEST)]
+FileMode = Annotated[int, strictly(0, 0o7777)]
+Real = Annotated[float, strictly()]
+Wall = Annotated[float, strictly(above=0.0, below=1e11)]
 """Epoch seconds; the limit is in the year 5138."""
-Size = Annotated[float, Strictly(0)]
+Size = Annotated[float, strictly(0)]
 """A duration, a share, an amount of money: never below zero."""
-At = Annotated[float | None, _TimeAsText()]
+At = Annotated[float | None, Rule(_time_as_text)]
 """Epoch seconds, which the document has in the form of RFC 3339; None: not known."""
-Text = Annotated[str, Strictly()]
+Text = Annotated[str, strictly()]
 """Of any form: never a name, and not to be printed as it is."""
 Label = Annotated[str, shown(200)]
 """A name or a short sentence that people read."""
-RunId = Annotated[str, Checked(_check_run_id)]
-SaveId = Annotated[str, Form(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
-RelativePath = Annotated[str, Checked(check_relative_path)]
+RunId = Annotated[str, checked(_check_run_id)]
+SaveId = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
+RelativePath = Annotated[str, checked(check_relative_path)]
 """Safe to join below a directory, and not a name that deceives."""
-Many = Annotated[tuple[T, ...], _Many()]
-Texts = Annotated[Mapping[Text, Text], _Few()]
-Json = Annotated[Mapping[str, Any], _AnyForm()]
+Many = Annotated[tuple[T, ...], Rule(lambda inner, _: inner | {"fail_fast": True})]
+"""One problem is enough: each costs as much memory as a hundred values."""
+Texts = Annotated[
+    Mapping[Text, Text], Rule(lambda inner, schema: schema.no_info_before_validator_function(_few, inner))
+]
+Json = Annotated[Mapping[str, Any], read_as(any_json)]
 """A JSON object of any form."""

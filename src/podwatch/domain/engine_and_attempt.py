@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Final
 
-from podwatch.domain.document import Form
+from podwatch.domain.document import matching
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import scrub
 
@@ -21,7 +21,7 @@ _FIX: Final = (
     "correct the engine's variables, or set [nodes] rank and count (PODWATCH_NODES__RANK, PODWATCH_NODES__COUNT)"
 )
 _TEXT: Final = re.compile(r"[\x21-\x7e]{1,200}")
-_Name = Annotated[str, Form(r"[\x21-\x7e]{0,200}")]
+_Name = Annotated[str, matching(r"[\x21-\x7e]{0,200}")]
 
 
 @dataclass(frozen=True, slots=True)

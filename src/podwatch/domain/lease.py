@@ -14,10 +14,10 @@ from podwatch.domain.document import (
     Integer,
     Label,
     Real,
-    Strictly,
     Whole,
     or_null,
     shown,
+    strictly,
     unreadable_as,
 )
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
@@ -248,7 +248,7 @@ class Control(Document):
 
     desired: Literal["running", "stopped"] = "running"
     reason: Label = ""
-    schema_version: Annotated[int, Strictly(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
+    schema_version: Annotated[int, strictly(SCHEMA_VERSION, SCHEMA_VERSION)] = SCHEMA_VERSION
     kind: Literal["podwatch-control"] = "podwatch-control"
 
     @property

@@ -6,17 +6,17 @@ from typing import Annotated, TypeVar
 from podwatch.domain.document import (
     Document,
     Flag,
-    Form,
     Integer,
     Label,
     Many,
     Real,
     Size,
-    Strictly,
     Text,
     Whole,
+    matching,
     read_as,
     shown,
+    strictly,
 )
 from podwatch.domain.earlier_attempts import Host
 from podwatch.domain.engine_and_attempt import MOST_NODES
@@ -25,13 +25,13 @@ from podwatch.domain.secrets import scrub
 
 N = TypeVar("N", bound="_NodeDocument")
 _Told = Annotated[str, shown(1000), read_as(scrub)]
-_Rank = Annotated[int, Strictly(0, MOST_NODES - 1)]
+_Rank = Annotated[int, strictly(0, MOST_NODES - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeDocument(Document):
     run_id: Label = field(default="", compare=False)
-    schema_version: Annotated[int, Strictly(1, 1)] = field(default=1, compare=False)
+    schema_version: Annotated[int, strictly(1, 1)] = field(default=1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Report(_NodeDocument):
     FILE = "report of a node"
 
     rank: _Rank
-    process: Annotated[str, Form(r"\S{1,200}")]
+    process: Annotated[str, matching(r"\S{1,200}")]
     attempt: Label = ""
     host: Label = ""
     follows: Whole = 0

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from podwatch.domain.document import Document, Form, Many, Real, Text, Whole
+from podwatch.domain.document import Document, Many, Real, Text, Whole, matching
 
 INDEX, MOVING = "index.json", "moving.json"
 """Its names once all moves are done, and until then."""
-Name = Annotated[str, Form(r"[0-9]+-[^/\x00]+")]
+Name = Annotated[str, matching(r"[0-9]+-[^/\x00]+")]
 """``<n>-<name>``: one plain segment."""
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from podwatch.config.settings import EvaluationSettings
-from podwatch.config.units import format_size
 from podwatch.domain.errors import HostError, PodwatchError, UsageError
 from podwatch.domain.event import Event, EventName
 from podwatch.domain.finding import Finding, FindingKind, Severity
 from podwatch.domain.secrets import scrub
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.times import size
 from podwatch.hooks import evaluation_files, evaluations_due, start_child
 from podwatch.hooks.evaluation_files import metrics_of, place_of
 from podwatch.hooks.evaluations_due import Result, Rules, State, Target
@@ -361,7 +361,7 @@ class Evaluations:
         room = await self._site.room()
         if room.free is None or evaluations_due.enough_room(room.free, room.needed):
             return ""
-        return f"the disk has {format_size(room.free)} free; {_KEPT.format(_size(room))}"
+        return f"the disk has {size(room.free)} free; {_KEPT.format(_size(room))}"
 
     async def _prepare(self, target: Target, *, patient: bool) -> Prepared | Result:
         if text := await self.no_room():
@@ -526,8 +526,8 @@ _KEPT: Final = "podwatch keeps {} for training (a reserve, and the next save)"
 
 
 def _too_little(room: Room) -> str:
-    return f"ended: it left {format_size(room.free or 0)} free on the disk; {_KEPT.format(_size(room))}"
+    return f"ended: it left {size(room.free or 0)} free on the disk; {_KEPT.format(_size(room))}"
 
 
 def _size(room: Room) -> str:
-    return format_size(room.needed)
+    return size(room.needed)

@@ -16,8 +16,8 @@ from typing import Final
 
 from podwatch.config.settings import EvaluationSettings
 from podwatch.config.trusted_files import check_trusted
-from podwatch.config.units import format_size
 from podwatch.domain.errors import ConfigurationError, HostError
+from podwatch.domain.times import size
 from podwatch.hooks import evaluations_due
 from podwatch.system.files import DIRECTORY_FLAGS, Removed, remove_entry
 
@@ -156,5 +156,5 @@ def _read(path: Path) -> str | None:
         if not stat.S_ISREG(about.st_mode):
             return None
         if about.st_size > RESULT_BYTES:
-            raise ValueError(f"{path.name} is larger than {format_size(RESULT_BYTES)}")
+            raise ValueError(f"{path.name} is larger than {size(RESULT_BYTES)}")
         return file.read(RESULT_BYTES).decode("utf-8", "replace")

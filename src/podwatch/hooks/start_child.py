@@ -13,13 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from podwatch.config.env_files import read_env_file
 from podwatch.config.settings import HookSettings, Settings
 from podwatch.config.trusted_files import check_command
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub
 from podwatch.system.child import account_of
 from podwatch.system.environment_without_secrets import scrubbed_environment
-from podwatch.trainer.environment import as_given, build_environment, read_env_file
+from podwatch.trainer.environment import as_given, build_environment
 
 GRACE_SECONDS: Final = 5.0
 """Between SIGTERM and SIGKILL at the time limit."""

@@ -26,6 +26,7 @@ from podwatch.domain.earlier_attempts import MOST_HOSTS, BadHost, Host, LastEnd,
 from podwatch.domain.engine_and_attempt import NO_INSTANCE, Instance
 from podwatch.domain.errors import ExitCode
 from podwatch.domain.run import Lineage
+from podwatch.domain.times import span
 from podwatch.job.exit_code import PASSING_FAULTS, Blame, JobEnd, Outcome, judge
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _refused(kept: RunVerdict, now: float) -> JobEnd | None:
     if last is None:
         return None
     where = f" on pod {last.host}" if last.host else ""
-    ago = f"{_span(max(0.0, now - last.wall))} ago{where}"
+    ago = f"{span(max(0.0, now - last.wall))} ago{where}"
     if last.code == ExitCode.OK:
         return JobEnd(Outcome.FINISHED, f"it finished {ago}; neither command nor configuration changed since")
     if last.code == ExitCode.DO_NOT_RUN:
@@ -189,7 +190,7 @@ def ask_hosts(kept: RunVerdict, hosts: Mapping[str, Host], now: float) -> tuple[
         if at is None:
             continue
         bad = refused[at] = replace(listed[at], refusals=listed[at].refusals + 1)
-        ago = f"{bad.reason}, {_span(max(0.0, now - bad.since_wall))} ago"
+        ago = f"{bad.reason}, {span(max(0.0, now - bad.since_wall))} ago"
         count = f"refusal {bad.refusals} of {MOST_REFUSALS}, after which podwatch starts here anyway"
         reasons.append(f"{name}: {ago}; {count}" if name else f"{ago}; {count}")
         broken.append(host)
@@ -234,7 +235,7 @@ def _exhausted(kept: RunVerdict, attempt: Attempt, recovery: "RecoverySettings",
     if kept.failures < recovery.job_attempts or (lasting < recovery.budget_time and (worked or not explained)):
         return ""
     made = "no progress" if worked else "no step"
-    return f"{kept.failures} attempts in a row made {made} in {_span(lasting)}"
+    return f"{kept.failures} attempts in a row made {made} in {span(lasting)}"
 
 
 def _used(kept: RunVerdict, attempt: Attempt) -> bool:
@@ -244,9 +245,3 @@ def _used(kept: RunVerdict, attempt: Attempt) -> bool:
 
 def _job(attempt: Attempt) -> str:
     return "/".join(attempt.instance.job) if attempt.instance.id else ""
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 from podwatch import __version__
 from podwatch.config.settings import Policies
 from podwatch.detection.learned import Learned
-from podwatch.domain.document import Document, Label, Strictly, unreadable_as, written_as
+from podwatch.domain.document import Document, Label, strictly, unreadable_as, written_as
 from podwatch.domain.errors import HostError, IntegrityError, UsageError
 from podwatch.domain.snapshot import Snapshot
 from podwatch.recording.codec import Mask, Turns, change
@@ -37,7 +37,7 @@ _CHUNK = 1 << 16
 _GZIP = zlib.MAX_WBITS | 16
 _EITHER = zlib.MAX_WBITS | 32
 
-Time = Annotated[float, Strictly(above=-LATEST_WALL, below=LATEST_WALL)]
+Time = Annotated[float, strictly(above=-LATEST_WALL, below=LATEST_WALL)]
 
 
 def _recorded(policies: Policies) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Header(Document):
     layout: Label = ""
     session: Label = ""
     wall: Time = 0.0
-    poll: Annotated[float, Strictly(above=0.0, below=LATEST_WALL)] = 2.0
+    poll: Annotated[float, strictly(above=0.0, below=LATEST_WALL)] = 2.0
     policies: Annotated[Policies, written_as(_recorded)] = field(default_factory=Policies)
     learned: Annotated[Learned, unreadable_as(Learned())] = field(default_factory=Learned)
     version: Label = __version__

@@ -22,7 +22,7 @@ from typing import Final
 from podwatch.domain.document import SCHEMA_VERSION
 from podwatch.domain.errors import ConfigurationError, HostError, IntegrityError, InternalError, PermissionDenied
 from podwatch.domain.run_state import RunState, WrittenAt
-from podwatch.system.blocking_calls import Worker
+from podwatch.system.blocking_calls import Worker, in_time
 from podwatch.system.clock import Clock
 from podwatch.system.files import read_small, replace_in_reserved_space, unwritable
 from podwatch.system.own_directories import Workspace, own_directory
@@ -127,16 +127,12 @@ class RunFile:
 
     def load_within(self, seconds: float) -> None:
         """``load`` for the daemon, which guards without it too: see ``problem``. Blocks for at most this time."""
-
-        def load() -> None:
-            with contextlib.suppress(HostError):
-                self.load()
-
-        thread = threading.Thread(target=load, name="podwatch-run.json-load", daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if thread.is_alive():
+        try:
+            in_time(self.load, seconds=seconds)
+        except TimeoutError:
             self.problem = f"the disk of {self.path} does not answer"
+        except Exception as error:  # of a HostError it says more
+            self.problem = self.problem or f"{type(error).__name__}: {error}"
 
     def _load(self, *, looking: bool) -> RunState | None:
         try:
@@ -333,20 +329,14 @@ class _CopyBesideOutput:
 
     def read(self) -> _ReadCopy:
         """Blocks for at most COPY_READ_SECONDS."""
-        where, answer = str(self._workspace.run_copy), list[_ReadCopy]()
-
-        def read() -> None:
-            try:
-                answer.append(self._read())
-            except Exception as error:  # of no file: there may be a copy all the same
-                what = f"the copy of run.json cannot be read: {type(error).__name__}: {error}"
-                answer.append(_ReadCopy(unreachable=HostError(what, where=where)))
-
-        thread = threading.Thread(target=read, name="podwatch-run.json-copy-reader", daemon=True)
-        thread.start()
-        thread.join(COPY_READ_SECONDS)
-        silent = HostError("the copy of run.json cannot be read: its disk does not answer", where=where)
-        return answer[0] if answer else _ReadCopy(unreachable=silent)
+        try:
+            return in_time(self._read, seconds=COPY_READ_SECONDS)
+        except TimeoutError:
+            why = "its disk does not answer"
+        except Exception as error:  # of no file: there may be a copy all the same
+            why = f"{type(error).__name__}: {error}"
+        what = f"the copy of run.json cannot be read: {why}"
+        return _ReadCopy(unreachable=HostError(what, where=str(self._workspace.run_copy)))
 
     def _read(self) -> _ReadCopy:
         where = self._workspace.run_copy

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from podwatch.domain.document import Document, Flag, Integer, Many, Real, Text
 from podwatch.domain.event import Change, Event, EventName, Notice, Topic
 from podwatch.domain.finding import Finding, FindingKind, Severity, Verdict
+from podwatch.domain.times import amount, span
 from podwatch.report.run_cost import Account, Loss, Price
 
 if TYPE_CHECKING:
@@ -53,17 +54,20 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeState:
+class NoticeState(Document):
     """``seen``: when each unreported finding first showed. ``sent``: when the notices of the last hour were sent,
     oldest first. ``unsent``: number of notices that the rate limit dropped. ``healing``: an incident was reported
-    and is not over; ``incident``: its number, 0 if unknown."""
+    and is not over; ``incident``: its number, 0 if unknown. In one that is kept for the next process, ``at`` is the
+    moment of its monotonic times that was ``wall`` in epoch seconds."""
 
-    told: Mapping[str, Told] = field(default_factory=dict)
-    seen: Mapping[str, float] = field(default_factory=dict)
-    sent: tuple[float, ...] = ()
-    unsent: int = 0
-    healing: bool = False
-    incident: int = 0
+    told: Mapping[Text, Told] = field(default_factory=dict)
+    seen: Mapping[Text, Real] = field(default_factory=dict)
+    sent: Many[Real] = ()
+    unsent: Integer = 0
+    healing: Flag = False
+    incident: Integer = 0
+    at: Real = 0.0
+    wall: Real = 0.0
 
 
 Result = tuple[NoticeState, tuple[Notice, ...]]
@@ -195,7 +199,7 @@ def cost_so_far(lost_seconds: float | None, account: Account | None) -> str:
     if lost_seconds is None:
         return ""
     price = Price() if account is None else account.price
-    return f"{_span(lost_seconds)} of training so far{_money(price.of(lost_seconds), price)}"
+    return f"{span(lost_seconds)} of training so far{_money(price.of(lost_seconds), price)}"
 
 
 def cost_of(incident: int, account: Account | None) -> str:
@@ -204,18 +208,18 @@ def cost_of(incident: int, account: Account | None) -> str:
         return ""
     loss, run, parts = account.incidents.get(incident, Loss()), account.run, []
     if loss.times:
-        took = f"{_span(loss.idle)} without training" if loss.seconds is None else _span(loss.seconds)
+        took = f"{span(loss.idle)} without training" if loss.seconds is None else span(loss.seconds)
         steps = f", {loss.steps} steps to train again" if loss.steps else ""
         parts.append(f"{took}{steps}{_money(account.price.of(loss.seconds), account.price)}")
     if run.lost_seconds is not None and run.lost_seconds >= 1 and not (loss.times and run.failures == 1):
         known = "all failures" if run.failures is None else f"{run.failures} failures"
         count = "1 failure" if run.failures == 1 else known
-        parts.append(f"{count} of this run: {_span(run.lost_seconds)}{_money(run.lost, account.price)}")
+        parts.append(f"{count} of this run: {span(run.lost_seconds)}{_money(run.lost, account.price)}")
     return "; ".join(parts)
 
 
 def _money(value: float | None, price: Price) -> str:
-    return "" if value is None else f" ({value:.2f} {price.currency})".replace(" )", ")")
+    return "" if value is None else f" ({amount(value, price.currency)})"
 
 
 def _number(event: Event, name: str) -> float | None:
@@ -300,7 +304,7 @@ class _Book:
             return
         due = told.last + min(first * 2.0 ** min(told.reminders, 30), MOST_REMIND_SECONDS)
         if self.at >= due:
-            lasts = f"{text}\nThis has lasted {_span(self.at - told.since)}."
+            lasts = f"{text}\nThis has lasted {span(self.at - told.since)}."
             notice = Notice(
                 told.topic, Change.REMINDER, told.severity, told.title, lasts, key, self.wall, do=do,
                 usual=_usual(key, told.severity, self.notify),
@@ -314,7 +318,7 @@ class _Book:
         if self.at - gone < QUIET_SECONDS:
             self.told[key] = replace(told, gone=gone)
             return
-        text = f"It lasted {_span(max(0.0, gone - told.since))}."
+        text = f"It lasted {span(max(0.0, gone - told.since))}."
         over = Notice(
             told.topic, Change.CLOSED, Severity.INFO, f"resolved: {told.title}", text, key, self.wall,
             weight=told.severity, usual=_usual(key, told.severity, self.notify),
@@ -356,37 +360,18 @@ class _Book:
         return True
 
 
-def _span(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    if minutes < 1:
-        return f"{int(seconds)} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
 # -- handover to the next podwatch process ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KeptNotices(Document):
-    """What the next podwatch needs of the state. Its monotonic times are of the moment ``at`` of one process, which was
-    ``wall`` in epoch seconds."""
-
-    at: Real
-    wall: Real
-    told: Mapping[Text, Told] = field(default_factory=dict)
-    sent: Many[Real] = ()
-    healing: Flag = False
-    incident: Integer = 0
-
-
-def kept(state: NoticeState, *, at: float, wall: float) -> KeptNotices:
-    return KeptNotices(at, wall, state.told, state.sent, state.healing, state.incident)
+def kept(state: NoticeState, *, at: float, wall: float) -> NoticeState:
+    """What the next podwatch needs of the state."""
+    return replace(state, seen={}, unsent=0, at=at, wall=wall)
 
 
 def continued(document: object, *, at: float, wall: float, patience: float = 300.0) -> NoticeState:
     """The state that an earlier podwatch kept as JSON: conditions that it reported are not reported again, and those
     that do not show within ``patience`` seconds are over. Unreadable data gives an empty state."""
-    before = KeptNotices.kept(document)
+    before = NoticeState.kept(document)
     if before is None:
         return NoticeState()
     by = at - max(0.0, wall - before.wall) - before.at
@@ -395,4 +380,4 @@ def continued(document: object, *, at: float, wall: float, patience: float = 300
         for key, one in before.told.items()
     }
     sent = tuple(sorted(moment + by for moment in before.sent))
-    return NoticeState(told=told, sent=sent, healing=before.healing, incident=before.incident)
+    return replace(before, told=told, sent=sent)

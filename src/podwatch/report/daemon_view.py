@@ -15,7 +15,6 @@ from podwatch.domain.nodes import NodeView
 from podwatch.domain.snapshot import Reading
 from podwatch.domain.status_document import Capabilities, RecoveryView
 from podwatch.job.exit_code import Verdict
-from podwatch.report.overall_status import Judgement, Situation, judge
 from podwatch.report.run_cost import Account
 
 
@@ -107,24 +106,19 @@ class DaemonView:
         """The epoch seconds of a monotonic time, by the current clocks; for display only."""
         return self.now_wall - (self.now - monotonic)
 
-    def judgement(self) -> Judgement:
-        """What this state means: training state, reasons, overall."""
-        return judge(
-            Situation(
-                self.facts.pod,
-                self.now,
-                self.findings,
-                self.sensors,
-                self.recovery,
-                self.facts.run.desired,
-                acts=self.mode == "act",
-                paused=self.facts.run.pause is not None,
-                watchdog_ok=self.watchdog_ok,
-                stores=bool(self.sync.store_url),
-                healed=self.incident is None or bool(self.incident.resolution),
-                trainer_ended_at=self.trainer_ended_at,
-            )
-        )
+    @property
+    def acts(self) -> bool:
+        """Whether podwatch acts on its own when it is not paused (mode ``act``)."""
+        return self.mode == "act"
+
+    @property
+    def paused(self) -> bool:
+        return self.facts.run.pause is not None
+
+    @property
+    def healed(self) -> bool:
+        """Whether no incident is open."""
+        return self.incident is None or bool(self.incident.resolution)
 
 
 ViewSource = Callable[[], DaemonView]

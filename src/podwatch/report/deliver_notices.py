@@ -211,10 +211,10 @@ class Outbox:
             try:
                 await self.channel.send(document)
             except NotSent as error:
-                self.failures, self.why = self.failures + 1, _clean(str(error))
+                self.failures, self.why = self.failures + 1, one_line(str(error))
                 final = error.final
             except Exception as error:  # an error of a channel must never reach the daemon
-                self.failures, self.why, final = self.failures + 1, _clean(repr(error)), True
+                self.failures, self.why, final = self.failures + 1, one_line(repr(error)), True
             else:
                 self.failures, self.why, self.lost = 0, "", 0
                 self.sent += 1
@@ -280,7 +280,8 @@ def shown_url(url: str) -> str:
     return f"{scheme}://{host}{port}/..."
 
 
-def _clean(text: str) -> str:
+def one_line(text: str) -> str:
+    """What a service or a program said, in one line without secrets."""
     return scrub("".join(c if c.isprintable() else " " for c in text))[:300]
 
 

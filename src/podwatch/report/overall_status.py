@@ -3,13 +3,14 @@
 Status, metrics, heartbeat and ``/healthz`` show this one judgement; report/ only formats it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from podwatch.detection.confirming import STEP_LATE_K
 from podwatch.domain.finding import DEATHS, NOTHING, Finding, FindingKind, Severity, Verdict
-from podwatch.domain.snapshot import Desired, Reading, SensorState, Snapshot
-from podwatch.domain.status_document import Overall, RecoveryView, TrainingState
+from podwatch.domain.snapshot import Desired, SensorState, Snapshot
+from podwatch.domain.status_document import Overall, TrainingState
+from podwatch.report.daemon_view import DaemonView
 
 DOWN_KINDS = frozenset({FindingKind.SILENT_DEATH, FindingKind.HANG, FindingKind.REQUIRED_CHILD_EXITED})
 """Findings that mean that training is down although the launcher runs."""
@@ -29,26 +30,6 @@ _SUGGESTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What the judgement rests on. ``now`` and ``trainer_ended_at`` are monotonic. ``acts``: podwatch acts by itself
-    (mode ``act``); ``paused`` is maintenance. ``watchdog_ok``: the sensing loop ran within its deadline. ``healed``: no
-    incident is open. ``stores``: a store is configured."""
-
-    snapshot: Snapshot
-    now: float
-    findings: Sequence[Finding] = ()
-    sensors: Mapping[str, Reading[object]] = field(default_factory=dict)
-    recovery: RecoveryView = field(default_factory=RecoveryView)
-    desired: Desired = Desired.RUNNING
-    acts: bool = True
-    paused: bool = False
-    watchdog_ok: bool = True
-    stores: bool = True
-    healed: bool = True
-    trainer_ended_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Reason:
     """``since`` (monotonic) is None for a reason that is no open finding: nothing is known about its beginning."""
 
@@ -65,46 +46,47 @@ class Judgement:
     reasons: tuple[Reason, ...]
 
 
-def judge(now: Situation) -> Judgement:
-    state, reasons = training_state(now), _reasons(now)
-    patient = state is TrainingState.BLOCKED and _waits_patiently(now.findings)
+def judge(view: DaemonView) -> Judgement:
+    """What this state means: training state, reasons, overall."""
+    state, reasons = training_state(view), _reasons(view)
+    patient = state is TrainingState.BLOCKED and _waits_patiently(view.findings)
     if state is TrainingState.BLOCKED and not patient:
         reasons = _blocked_is_critical(reasons)
     if not patient and not any(r.finding.severity is Severity.CRITICAL for r in reasons):
-        reasons = _state_reason(now, state) + reasons
+        reasons = _state_reason(view, state) + reasons
     severities = {r.finding.severity for r in reasons}
     return Judgement(_overall(severities, state, patient=patient), state, tuple(reasons))
 
 
-def training_state(now: Situation) -> TrainingState:
-    trainer = now.snapshot.trainer.value if now.snapshot.trainer.ok else None
-    recovery = now.recovery
+def training_state(view: DaemonView) -> TrainingState:
+    trainer = view.facts.pod.trainer.value if view.facts.pod.trainer.ok else None
+    recovery = view.recovery
     if trainer is None or not trainer.alive:
         if recovery.gave_up:
             return TrainingState.GAVE_UP
         if recovery.blocked:
             return TrainingState.BLOCKED
-    if recovery.evaluating and now.desired is Desired.RUNNING:
+    if recovery.evaluating and view.facts.run.desired is Desired.RUNNING:
         stops = recovery.phase in ("stopping", "evaluating")  # planned: no part of it is an outage
         return TrainingState.EVALUATING if stops else TrainingState.STARTING
     if trainer is None:
         return TrainingState.RECOVERING if recovery.active else TrainingState.UNKNOWN
-    wanted = now.desired is Desired.RUNNING  # a run that is being stopped is not recovering
+    wanted = view.facts.run.desired is Desired.RUNNING  # a run that is being stopped is not recovering
     if not trainer.alive:
-        if any(f.verdict is Verdict.FINISH and f.confirmed for f in now.findings):
+        if any(f.verdict is Verdict.FINISH and f.confirmed for f in view.findings):
             return TrainingState.FINISHED
         if wanted and (recovery.active or recovery.waiting):
             return TrainingState.RECOVERING
-        if now.desired is Desired.FINISHED:
+        if view.facts.run.desired is Desired.FINISHED:
             return TrainingState.FINISHED
-        return TrainingState.STOPPED if now.desired is Desired.STOPPED else TrainingState.DOWN
-    if any(f.kind in DOWN_KINDS and f.severity is Severity.CRITICAL for f in now.findings):
+        return TrainingState.STOPPED if view.facts.run.desired is Desired.STOPPED else TrainingState.DOWN
+    if any(f.kind in DOWN_KINDS and f.severity is Severity.CRITICAL for f in view.findings):
         return TrainingState.RECOVERING if recovery.active else TrainingState.DOWN
     # Model loading takes minutes: a start without a failure before it is no recovery until its first step.
-    awaited = now.healed and recovery.phase in ("starting", "confirming")
+    awaited = view.healed and recovery.phase in ("starting", "confirming")
     if wanted and recovery.active and not awaited:
         return TrainingState.RECOVERING
-    return TrainingState.RUNNING if now.snapshot.newest_step is not None else TrainingState.STARTING
+    return TrainingState.RUNNING if view.facts.pod.newest_step is not None else TrainingState.STARTING
 
 
 def step_late(snapshot: Snapshot, now: float, median_seconds: float | None, target: int | None = None) -> bool:
@@ -130,24 +112,24 @@ def _overall(severities: Iterable[Severity], state: TrainingState, *, patient: b
     return Overall.WARNING if Severity.WARNING in found else Overall.OK
 
 
-def _reasons(now: Situation) -> list[Reason]:
+def _reasons(view: DaemonView) -> list[Reason]:
     """All findings, the worst first, each with a suggestion."""
     reasons = []
-    for finding in sorted(now.findings, key=lambda f: (_RANK[f.severity], f.since)):
-        given = finding if finding.suggestion else replace(finding, suggestion=_suggestion(now, finding))
-        reasons.append(Reason(given, min(finding.since, now.now)))
-    have = {f.kind for f in now.findings}
-    if not now.stores and FindingKind.NOT_BACKED_UP not in have:
+    for finding in sorted(view.findings, key=lambda f: (_RANK[f.severity], f.since)):
+        given = finding if finding.suggestion else replace(finding, suggestion=_suggestion(view, finding))
+        reasons.append(Reason(given, min(finding.since, view.now)))
+    have = {f.kind for f in view.findings}
+    if not view.sync.store_url and FindingKind.NOT_BACKED_UP not in have:
         reasons.append(_own(FindingKind.NOT_BACKED_UP, Severity.WARNING, "checkpoints exist on this pod only"))
-    if now.recovery.gave_up and FindingKind.GAVE_UP not in have:
-        summary = now.recovery.detail or "podwatch has stopped restarting this run"
+    if view.recovery.gave_up and FindingKind.GAVE_UP not in have:
+        summary = view.recovery.detail or "podwatch has stopped restarting this run"
         reasons.insert(0, _own(FindingKind.GAVE_UP, Severity.CRITICAL, summary))
-    if not now.watchdog_ok:
+    if not view.watchdog_ok:
         summary = "the sensing loop missed its deadline: podwatch watches nothing"
         reasons.insert(0, _own(FindingKind.SENSOR_BLIND, Severity.CRITICAL, summary))
     if FindingKind.SENSOR_BLIND in have:
         return reasons
-    for name, sensor in sorted(now.sensors.items()):
+    for name, sensor in sorted(view.sensors.items()):
         if sensor.state in (SensorState.BLIND, SensorState.DENIED):
             summary = f"the {name} sensor cannot read its source: {sensor.detail or sensor.state}"
             reasons.append(_own(FindingKind.SENSOR_BLIND, Severity.WARNING, summary, subject=name))
@@ -172,32 +154,32 @@ def _blocked_is_critical(reasons: list[Reason]) -> list[Reason]:
     return reasons
 
 
-def _suggestion(now: Situation, finding: Finding) -> str:
+def _suggestion(view: DaemonView, finding: Finding) -> str:
     """The suggestion for a finding without its own."""
     if finding.verdict is not Verdict.NONE:
         restarts = finding.verdict is Verdict.RESTART
-        if now.paused:
+        if view.paused:
             return "podwatch is paused: `podwatch unpause` lets it act"
-        if not now.acts:
+        if not view.acts:
             way = "`podwatch restart` restarts training" if restarts else "`podwatch stop-training` ends it"
             return f"mode is observe, so podwatch does not act; {way}"
-        waits = now.recovery.blocked or now.recovery.gave_up  # for the operator
-        if restarts and finding.confirmed and now.recovery.active and not waits:
+        waits = view.recovery.blocked or view.recovery.gave_up  # for the operator
+        if restarts and finding.confirmed and view.recovery.active and not waits:
             return NOTHING
     return _SUGGESTIONS.get(finding.kind, "`podwatch events` shows the events before it")
 
 
-def _state_reason(now: Situation, state: TrainingState) -> list[Reason]:
+def _state_reason(view: DaemonView, state: TrainingState) -> list[Reason]:
     """A reason for a training state without an open finding: training is down while recovery already acts, or a trainer
     process ended and its detector still waits for its hold time."""
-    trainer = now.snapshot.trainer.value
+    trainer = view.facts.pod.trainer.value
     if state is TrainingState.EVALUATING:
         return []
-    if now.trainer_ended_at is not None and not any(f.kind in DEATHS for f in now.findings):
-        ago = max(0.0, now.now - now.trainer_ended_at)
+    if view.trainer_ended_at is not None and not any(f.kind in DEATHS for f in view.findings):
+        ago = max(0.0, view.now - view.trainer_ended_at)
         summary = f"the trainer process ended {ago:.0f} s ago, its launcher still runs: training makes no progress"
         fix = "nothing: podwatch confirms that training has ended, then restarts it"
-        fix = fix if now.acts and not now.paused else ""
+        fix = fix if view.acts and not view.paused else ""
         return [_own(FindingKind.REQUIRED_CHILD_EXITED, Severity.WARNING, summary, fix=fix)]
     match state:
         case TrainingState.RECOVERING | TrainingState.DOWN:
@@ -209,10 +191,10 @@ def _state_reason(now: Situation, state: TrainingState) -> list[Reason]:
             usual = None if state is TrainingState.DOWN else NOTHING
             return [_own(FindingKind.TRAINER_EXITED, Severity.CRITICAL, summary, fix=usual)]
         case TrainingState.BLOCKED:
-            detail = now.recovery.detail or "something still holds the GPUs or ports"
+            detail = view.recovery.detail or "something still holds the GPUs or ports"
             return [_own(FindingKind.BLOCKED, Severity.CRITICAL, detail)]
-        case TrainingState.UNKNOWN if "trainer" not in now.sensors or not now.sensors["trainer"].detail:
-            detail = now.snapshot.trainer.detail or "the trainer has not been observed yet"
+        case TrainingState.UNKNOWN if "trainer" not in view.sensors or not view.sensors["trainer"].detail:
+            detail = view.facts.pod.trainer.detail or "the trainer has not been observed yet"
             return [_own(FindingKind.SENSOR_BLIND, Severity.WARNING, detail, subject="trainer")]
     return []
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from podwatch.domain.account_document import AccountDocument
+from podwatch.domain.finding import counted
 from podwatch.domain.nodes import NodeView
 from podwatch.domain.snapshot import Health, Supervision
 from podwatch.domain.status_document import (
@@ -160,7 +161,7 @@ def _living_trainer(status: Status, training: TrainingDocument) -> str:
     parts = [_pids(training, training.pid)] if training.pid else []
     up = age(status, training.started_at)
     parts += [f"up {span(up)}"] if up is not None else []
-    parts += [_counted(training.processes, "process", "processes")] if training.processes else []
+    parts += [counted(training.processes, "process", "processes")] if training.processes else []
     if any(reason.kind == "supervisor-lost" for reason in status.reasons):
         parts += ["started by podwatch, its supervisor has ended"]
     elif training.supervision in _STARTED_BY:
@@ -212,7 +213,7 @@ def _inference_row(server: ServerDocument, alive: bool | None) -> Row:
     if server.http_status is not None and not healthy:
         text += f" (HTTP {server.http_status})"
     if server.requests_running is not None:
-        text += f", {_counted(round(server.requests_running), 'request')} running"
+        text += f", {counted(round(server.requests_running), 'request')} running"
     if server.outdated and (alive or healthy):
         text += f"  {_outdated(alive)}"
     tone = Tone.NONE if healthy or alive is False else Tone.CRITICAL
@@ -372,7 +373,7 @@ def _account(account: AccountDocument) -> str:
         lost = f", {money.lost:.2f} lost" if money.lost else ""
         return f"{text}; {amount(money.so_far, money.currency)}{lost}"
     if account.failures and account.lost_seconds is not None:
-        text += f", {_counted(account.failures, 'failure')} cost {span(account.lost_seconds)}"
+        text += f", {counted(account.failures, 'failure')} cost {span(account.lost_seconds)}"
     return text
 
 
@@ -392,7 +393,3 @@ def _podwatch(status: Status, daemon: DaemonDocument, recovery: RecoveryView) ->
 
 def _steps(count: int) -> str:
     return "no step" if count == 0 else "1 step" if count == 1 else f"{count} steps"
-
-
-def _counted(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"

@@ -41,7 +41,7 @@ from podwatch.report.json_documents import (
     incident_document,
     pause_document,
 )
-from podwatch.report.overall_status import Reason, step_late
+from podwatch.report.overall_status import Reason, judge, step_late
 from podwatch.report.rows import worded
 
 _PIDS_SHOWN = 64
@@ -57,7 +57,7 @@ def build_status(view: DaemonView) -> dict[str, Any]:
 
 def status_of(view: DaemonView) -> Status:
     """The document before its words: the facts alone."""
-    judged, pod = view.judgement(), view.facts.pod
+    judged, pod = judge(view), view.facts.pod
     return Status(
         running=True,
         time=view.now_wall,

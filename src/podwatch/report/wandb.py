@@ -14,8 +14,8 @@ from typing import Any
 from podwatch.config.trusted_files import check_trusted
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.finding import Finding, FindingKind, Severity
-from podwatch.domain.secrets import register, scrub
-from podwatch.report.deliver_notices import NotSent
+from podwatch.domain.secrets import register
+from podwatch.report.deliver_notices import NotSent, one_line
 from podwatch.system.child import account_of, working_as
 from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
@@ -171,11 +171,11 @@ class WandbRun:
             if answer is None:
                 raise NotSent("its process ended")
         except (NotSent, OSError, PodwatchError) as error:
-            self.why = _shown(str(error))
+            self.why = one_line(str(error))
             self._not_before, self._pause = now + self._pause, min(LONGEST_PAUSE, self._pause * 2)
             await self._discard()
             raise NotSent(self.why) from error
-        self.where, self._pause = _shown(answer), FIRST_PAUSE
+        self.where, self._pause = one_line(answer), FIRST_PAUSE
 
     async def _ask(self, order: Mapping[str, Any], seconds: float) -> str | None:
         """The answer; None: the child had ended by itself when the request came. Raises NotSent."""
@@ -208,9 +208,9 @@ class WandbRun:
             if not line and process.returncode == 0:
                 return None
             said = self._tail.decode(errors="replace").strip().splitlines()[-1:]
-            raise NotSent(_shown(f"its process ended{': ' + said[0] if said else ''}")) from None
+            raise NotSent(one_line(f"its process ended{': ' + said[0] if said else ''}")) from None
         if not ok:
-            raise NotSent(_shown(why))
+            raise NotSent(one_line(why))
         return why
 
     async def _discard(self) -> None:
@@ -226,10 +226,6 @@ class WandbRun:
         if self._drain is not None:
             self._drain.cancel()
         process._transport.close()  # type: ignore[attr-defined]  # wandb's helper can still hold the pipe
-
-
-def _shown(text: str) -> str:
-    return scrub("".join(c if c.isprintable() else " " for c in text))[:300]
 
 
 async def _drain(stream: asyncio.StreamReader, tail: bytearray) -> None:

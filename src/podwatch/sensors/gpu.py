@@ -20,6 +20,7 @@ from podwatch.domain.snapshot import GpuSample, GpuState, Reading, SensorState, 
 from podwatch.sensors.base import PolledSensor, Read
 from podwatch.sensors.gpu_child import CRASH_FIX
 from podwatch.sensors.xid import XidInbox
+from podwatch.system.blocking_calls import in_time
 from podwatch.system.clock import Clock
 from podwatch.system.environment_without_secrets import scrubbed_environment
 
@@ -184,18 +185,12 @@ class _Child:
     def file(self) -> str:
         """The path of the library that the running child has mapped: several can be installed. Waits at most ``_REAP``
         seconds, because reading the maps of a process that hangs in the kernel can block."""
-        found: list[str] = []
-
-        def read() -> None:
-            with contextlib.suppress(OSError):
-                for line in Path(f"/proc/{self.process.pid}/maps").read_text(errors="replace").splitlines():
-                    if "/libnvidia-ml.so" in (path := line[73:].strip()):
-                        found.append(path)
-
-        reader = threading.Thread(target=read, name="podwatch-gpu-maps", daemon=True)
-        reader.start()
-        reader.join(_REAP)
-        return f" ({found[0]})" if found else ""
+        maps = Path(f"/proc/{self.process.pid}/maps")
+        try:
+            lines = in_time(lambda: maps.read_text(errors="replace"), seconds=_REAP).splitlines()
+        except OSError:  # also a time-out
+            return ""
+        return next((f" ({path})" for line in lines if "/libnvidia-ml.so" in (path := line[73:].strip())), "")
 
 
 class NvmlReader:

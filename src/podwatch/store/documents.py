@@ -14,7 +14,6 @@ from podwatch.domain.document import (
     At,
     Document,
     Flag,
-    Form,
     Label,
     Many,
     Positive,
@@ -23,6 +22,7 @@ from podwatch.domain.document import (
     Text,
     Texts,
     Whole,
+    matching,
 )
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.safe_links import check_links
@@ -128,8 +128,8 @@ class RunPointer(Document):
     step: Whole | None
     writer_id: Label
     created_at: At
-    save_id: Annotated[str, Form(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,63})?")] = ""
-    manifest_hash: Annotated[str, Form(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})?")] = ""
+    save_id: Annotated[str, matching(r"(?:[A-Za-z0-9][A-Za-z0-9_-]{0,63})?")] = ""
+    manifest_hash: Annotated[str, matching(r"(?:sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})?")] = ""
     manifest_size: Whole = 0
     total_bytes: Whole = 0
     lineage: Label = ""

@@ -16,6 +16,28 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def in_time(function: Callable[[], T], *, seconds: float = 20.0) -> T:
+    """The result of a call that can hang (NVML, the store, a network file system), for who has no loop. It runs in a
+    daemon thread; TimeoutError after ``seconds``."""
+    box: dict[str, Any] = {}
+
+    def call() -> None:
+        try:
+            box["result"] = function()
+        except BaseException as error:
+            box["error"] = error
+
+    thread = threading.Thread(target=call, name="podwatch-in-time", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    if "error" in box:
+        raise box["error"]
+    result: T = box["result"]
+    return result
+
+
 class WorkerStuck(TimeoutError):  # noqa: N818
     """An earlier call has not returned; nothing new is queued behind it."""
 

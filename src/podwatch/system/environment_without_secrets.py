@@ -1,10 +1,6 @@
 """The environment of every child: without the store's key, podwatch's own settings and systemd's variables."""
 
-import re
-from collections.abc import Iterable, Mapping, MutableMapping
-from pathlib import Path
-
-from podwatch.system.files import read_file
+from collections.abc import Mapping
 
 _SERVICE = frozenset(
     {"NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "JOURNAL_STREAM", "INVOCATION_ID", "MAINPID", "SYSTEMD_EXEC_PID",
@@ -32,26 +28,8 @@ def scrubbed_environment(environ: Mapping[str, str], *, keep_python: bool = True
     }
 
 
-OWN = "PODWATCH_"
-CLAIMED = frozenset(
-    {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL",
-     "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_CA_BUNDLE"}
+EXPORTED = frozenset(
+    {"PODWATCH_START_ID", "PODWATCH_RUN", "PODWATCH_STEP", "PODWATCH_CHECKPOINT", "PODWATCH_RESUME_ARGS",
+     "PODWATCH_NODE_RANK", "PODWATCH_NODE_COUNT"}
 )  # fmt: skip
-"""Those that podwatch itself reads. Roles, web identities and the paths of AWS's files are read by boto3, also in the
-child, under their own names; they are no secrets."""
-
-
-def claim_own(environ: MutableMapping[str, str], files: Iterable[Path]) -> None:
-    """Move the AWS_* variables that came from one of podwatch's own environment files to PODWATCH_AWS_*: so neither
-    training nor another child gets them. What the user gave to everything stays. Unreadable files give none. Blocks."""
-    for path in files:
-        try:
-            text = read_file(path).decode("utf-8", "replace")
-        except OSError:
-            continue
-        for line in re.split(r"[\r\n]", text):
-            name, equals, value = line.strip().removeprefix("export ").partition("=")
-            name, value = name.strip(), value.strip().strip("\"'")
-            if equals and name in CLAIMED and environ.get(name) == value:
-                del environ[name]
-                environ.setdefault(OWN + name, value)
+"""The only ``PODWATCH_*`` names training may see; heartbeat URLs start with ``PODWATCH_HEARTBEAT_``."""

@@ -2,31 +2,16 @@
 
 import os
 import pwd
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from podwatch.config.trusted_files import read_trusted
+from podwatch.config.env_files import NAME, read_env_file
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register_named
-from podwatch.system.environment_without_secrets import scrubbed_environment
-
-ALLOWED = frozenset(
-    {
-        "PODWATCH_START_ID",
-        "PODWATCH_RUN",
-        "PODWATCH_STEP",
-        "PODWATCH_CHECKPOINT",
-        "PODWATCH_RESUME_ARGS",
-        "PODWATCH_NODE_RANK",
-        "PODWATCH_NODE_COUNT",
-    }
-)
-"""The only ``PODWATCH_*`` names training may see; heartbeat URLs start with ``PODWATCH_HEARTBEAT_``."""
+from podwatch.system.environment_without_secrets import EXPORTED, scrubbed_environment
 
 GIVEN_PATH = "PODWATCH_TRAINING_PYTHONPATH"
 """PYTHONPATH as the operator gave it: podwatch's own is without what others can write (``podwatch.cli``)."""
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def as_given(base: Mapping[str, str]) -> Mapping[str, str]:
@@ -38,7 +23,7 @@ def for_training(env: Mapping[str, str]) -> dict[str, str]:
     """Return ``env`` without podwatch's own settings and secrets: the last filter before the supervisor, whatever the
     source."""
     kept = scrubbed_environment(env)
-    kept.update((k, v) for k, v in env.items() if k in ALLOWED or k.startswith("PODWATCH_HEARTBEAT_"))
+    kept.update((k, v) for k, v in env.items() if k in EXPORTED or k.startswith("PODWATCH_HEARTBEAT_"))
     return kept
 
 
@@ -53,7 +38,7 @@ def build_environment(
     result = scrubbed_environment(base)
     given = {**env, **(read_env_file(env_file) if env_file is not None else {})}
     for name, value in given.items():
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ConfigurationError(
                 f"{name!r} is not a valid name for an environment variable",
                 where="trainer.env",
@@ -72,55 +57,3 @@ def build_environment(
     result.update(given)
     register_named(result)
     return for_training(result)
-
-
-def read_env_file(path: Path) -> dict[str, str]:
-    """Return the NAME=value lines of an environment file, and register the values with the scrubber. Blank lines, ``#``
-    comments, an ``export`` prefix and quotes are understood; nothing is expanded. Others must not be able to read it:
-    it holds secrets, and code written by a model runs on this machine. Raises ConfigurationError, as ``read_trusted``,
-    whose text never contains a value."""
-    values = parse_env(read_trusted(path, "the environment file", secret=True), where=str(path))
-    register_named(values, all_of_it=True)
-    return values
-
-
-def parse_env(text: str, *, where: str) -> dict[str, str]:
-    """The pure part of ``read_env_file``. Raises ConfigurationError naming the line, never its content."""
-    result: dict[str, str] = {}
-    for number, raw in enumerate(re.split(r"\r\n|[\r\n]", text), start=1):  # as systemd: U+2028 and others end no line
-        line = raw.strip()
-        if not line or line.startswith("#"):
-            continue
-        name, separator, value = line.removeprefix("export ").lstrip().partition("=")
-        name, value = name.rstrip(), value.strip()
-        if not separator or not _NAME.fullmatch(name):
-            raise ConfigurationError("not a NAME=value line", where=f"{where} line {number}", fix="write NAME=value")
-        if value[:1] in ("'", '"'):
-            quote = value[0]
-            end = _closing(value, quote)
-            tail = value[end + 1 :].strip() if end > 0 else ""
-            if end < 0 or (tail and not tail.startswith("#")):
-                raise ConfigurationError(
-                    f"the value of {name} has no closing quote",
-                    where=f"{where} line {number}",
-                    fix=f"end it with {quote}",
-                )
-            value = value[1:end]
-            if quote == '"':
-                value = re.sub(r'\\(["\\$`])', r"\1", value)
-        else:
-            value = re.split(r"\s+#", value, maxsplit=1)[0].rstrip()
-        result[name] = value
-    return result
-
-
-def _closing(value: str, quote: str) -> int:
-    n = 1
-    while n < len(value):
-        if value[n] == "\\" and quote == '"':
-            n += 2
-            continue
-        if value[n] == quote:
-            return n
-        n += 1
-    return -1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from podwatch.app.backup.backup import Backup
 from podwatch.app.backup.evidence import LogEnds, bundles, configs
 from podwatch.config.command_directory import TYPED_IN
+from podwatch.config.env_files import read_env_file
 from podwatch.config.loading import LoadedSettings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.event import Event, EventName
@@ -30,7 +31,6 @@ from podwatch.store.runs.start import RunStart, start_evidence
 from podwatch.store.runs.start_record import MOST_BYTES
 from podwatch.system.blocking_calls import Worker
 from podwatch.system.files import read_file
-from podwatch.trainer.environment import read_env_file
 
 if TYPE_CHECKING:
     from podwatch.app.build import Components

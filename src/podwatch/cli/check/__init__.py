@@ -7,13 +7,12 @@ nothing, except for probe files beside output_dir and in the store, which are de
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from podwatch.cli.common import Where, clean, colours, common, for_terminal, json_option, print_json
-from podwatch.cli.job_assumptions import Given, assume, given_options
+from podwatch.cli.job_assumptions import assume, given_options
 from podwatch.domain.errors import ConfigurationError, ExitCode, PodwatchError
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _TONE = {"ok": "green", "warn": "yellow", "fail": "red"}
 @click.option("--notify", is_flag=True, help="Send a test notice to each channel of [notify].")
 @json_option
 @given_options
-def command(where: Where, given: Given, notify: bool, as_json: bool) -> None:
+def command(where: Where, overrides: dict[str, object], notify: bool, as_json: bool) -> None:
     """Check this pod before training runs unattended. Exit: 0 ok or warnings, 1 a check failed, 78 configuration.
 
     With a command after --, as `podwatch run --job` takes it, settings that are not given are detected and shown.
@@ -38,32 +37,28 @@ def command(where: Where, given: Given, notify: bool, as_json: bool) -> None:
     from podwatch.config.problems import ConfigurationProblems
 
     lines: list[Line] = []
-    code = int(ExitCode.OK)
-    try:
-        path = Path(where.config) if where.config else None
-        assumed = assume(where, given)
-        loaded = load_settings(path, environ=os.environ, overrides=assumed.overrides, run=where.run)
-    except ConfigurationError as error:
-        problems = error.problems if isinstance(error, ConfigurationProblems) else (error,)
-        lines += [Line("config", "fail", f"{p.what}{f' ({p.where})' if p.where else ''}", p.fix) for p in problems]
-        code = int(error.exit_code)
-        for line in lines if not as_json else ():
+
+    def show(line: Line) -> None:
+        lines.append(line)
+        if not as_json:
             _print(line)
+
+    try:
+        assumed = assume(where, overrides)
+        loaded = load_settings(where.path, environ=os.environ, overrides=assumed.overrides, run=where.run)
+    except ConfigurationError as error:
+        code = int(error.exit_code)
+        for one in error.problems if isinstance(error, ConfigurationProblems) else (error,):
+            show(Line("config", "fail", f"{one.what}{f' ({one.where})' if one.where else ''}", one.fix))
     else:
-        text = f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"
-        results = [Line("config", "ok", text)]
+        show(Line("config", "ok", f"{loaded.path or 'environment and flags'}, run {loaded.settings.run_id}"))
         if "PODWATCH_TEST_TIMES" in loaded.sources.values():
-            results.append(Line("config", "warn", "PODWATCH_TEST_TIMES sets times of podwatch's own", "unset it"))
-        results += [Line("assumed", "ok", line.removeprefix("assumed ")) for line in assumed.lines]
-        for result in results:
-            lines.append(result)
-            if not as_json:
-                _print(result)
+            show(Line("config", "warn", "PODWATCH_TEST_TIMES sets times of podwatch's own", "unset it"))
+        for text in assumed.lines:
+            show(Line("assumed", "ok", text.removeprefix("assumed ")))
         for result in examine(loaded.settings, send_notice=notify):
-            lines.append(result)
-            if not as_json:
-                _print(result)
-        code = int(ExitCode.FAILED if any(x.level == "fail" for x in lines) else ExitCode.OK)
+            show(result)
+        code = int(ExitCode.FAILED if any(line.level == "fail" for line in lines) else ExitCode.OK)
     if as_json:
         print_json(CheckReport(code == 0, tuple(lines)).to_json())
     raise click.exceptions.Exit(code)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from podwatch.app.paths_and_run_lock import workspace_of
 from podwatch.checkpoints.trainers import make_layout
-from podwatch.cli.check.report import Level, Line, Sets, in_time, nearest
+from podwatch.cli.check.report import Level, Line, Sets, nearest
 from podwatch.config.settings import Settings
 from podwatch.domain.times import size
+from podwatch.system.blocking_calls import in_time
 from podwatch.system.own_directories import Workspace
 
 LINKS_SHOWN = 4

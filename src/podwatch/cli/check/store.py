@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from podwatch.cli.check.report import Line, in_time
+from podwatch.cli.check.report import Line
 from podwatch.cli.offline import store_access
 from podwatch.config.settings import Settings
 from podwatch.domain.times import span
@@ -10,6 +10,7 @@ from podwatch.store.keys import RunKeys
 from podwatch.store.objects.base import Checked
 from podwatch.store.objects.directory import is_on_file_system_of
 from podwatch.store.objects.open import open_objects, parse_url
+from podwatch.system.blocking_calls import in_time
 
 SKEW_SECONDS = 120.0
 """Ages in `status`, and the watch over another pod's heartbeat, tolerate this skew."""

@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 from podwatch.checkpoints.command import Command
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.trainers import concerns, make_layout, recognised, site_of
-from podwatch.cli.check.report import Level, Line, Sets, failed, in_time
+from podwatch.cli.check.report import Level, Line, Sets, failed
 from podwatch.config.settings import Settings
 from podwatch.domain.errors import PodwatchError
 from podwatch.domain.secrets import scrub_argv
+from podwatch.system.blocking_calls import in_time
 from podwatch.trainer.environment import build_environment
 
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from podwatch.config.aws_files import check_certificates
-from podwatch.config.key_files import find_values
+from podwatch.config.env_files import OWN, find_values
+from podwatch.config.store_kinds import KINDS
 from podwatch.domain.errors import ConfigurationError
 from podwatch.domain.secrets import register, register_temporary, url_secrets
 
@@ -26,12 +27,7 @@ if TYPE_CHECKING:  # each brings its library
 B2_ID, B2_KEY, B2_ENDPOINT = "B2_APPLICATION_KEY_ID", "B2_APPLICATION_KEY", "B2_ENVIRONMENT"
 """The b2 tool's names."""
 S3_ID, S3_KEY, S3_TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
-_S3_NAMES = (
-    S3_ID, S3_KEY, S3_TOKEN, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION",
-    "AWS_PROFILE", "AWS_CA_BUNDLE",
-)  # fmt: skip
-OWN = "PODWATCH_"
-"""Before an AWS name: podwatch's alone, which the trainer does not get; it counts first."""
+_S3_NAMES = KINDS["s3"].names
 
 
 def access_for(settings: "Settings", environ: Mapping[str, str] | None = None) -> "Access":

@@ -10,6 +10,7 @@ from enum import IntEnum
 from podwatch.domain.lease import GONE, PATIENCE_SECONDS, Beat, HolderState
 from podwatch.domain.outcome import Outcome
 from podwatch.domain.snapshot import Desired
+from podwatch.domain.times import span
 from podwatch.store.runs.read import RunInStore
 
 _RESTS = ("paused", "evaluating")
@@ -66,7 +67,7 @@ def judge(found: RunInStore, limits: Limits) -> Judgement:
 
 def _without_heartbeat(claim_age: float | None, limits: Limits, stored: str, *, is_stored: bool) -> Judgement:
     if claim_age is not None and claim_age <= limits.dead:
-        return Judgement(Level.WARNING, f"a pod claimed the run {_span(claim_age)} ago; no heartbeat yet; {stored}")
+        return Judgement(Level.WARNING, f"a pod claimed the run {span(claim_age)} ago; no heartbeat yet; {stored}")
     if claim_age is None and not is_stored:
         return Judgement(Level.UNKNOWN, "podwatch has written nothing here: check the store's URL and the run id")
     return Judgement(Level.CRITICAL, f"no pod holds the run: there is no heartbeat; {stored}")
@@ -80,11 +81,11 @@ def _left(claim_age: float | None, beat: Beat, limits: Limits, stored: str) -> J
             waits = beat.said.state == HolderState.RELEASED and beat.age <= limits.dead  # podwatch is there: it uploads
             return Judgement(Level.WARNING if waits else Level.CRITICAL, text)
         return Judgement(Level.OK, f"finished; {stored}")
-    since = f"{_span(beat.age)} ago"
+    since = f"{span(beat.age)} ago"
     if beat.said.desired == Desired.STOPPED:
         return _stopped(beat, "training is stopped", stored)
     if claim_age is not None and claim_age <= min(limits.dead, beat.age):
-        return Judgement(Level.WARNING, f"another pod claimed the run {_span(claim_age)} ago; {stored}")
+        return Judgement(Level.WARNING, f"another pod claimed the run {span(claim_age)} ago; {stored}")
     how = "was preempted" if beat.said.state == HolderState.PREEMPTED else "gave up or ended without training"
     how = "gave up" if beat.said.outcome == Outcome.GAVE_UP else how
     return Judgement(Level.CRITICAL, f"no pod holds the run: pod {beat.said.described} {how} {since}; {stored}")
@@ -104,15 +105,15 @@ def _dead(claim_age: float | None, beat: Beat, limits: Limits, stored: str) -> J
     if claim_age is not None and claim_age <= limits.dead:
         return Judgement(
             Level.WARNING,
-            f"pod {beat.said.described} is silent since {_span(beat.age)}; another pod claimed the run"
-            f" {_span(claim_age)} ago; {stored}",
+            f"pod {beat.said.described} is silent since {span(beat.age)}; another pod claimed the run"
+            f" {span(claim_age)} ago; {stored}",
         )
     lost = ""
     if beat.said.step is not None:
         lost = f"; its last step was {beat.said.step}"
     what = "podwatch ended there" if beat.said.state == HolderState.RESTARTING else "no heartbeat"
     return Judgement(
-        Level.CRITICAL, f"dead: {what} from pod {beat.said.described} since {_span(beat.age)}{lost}; {stored}"
+        Level.CRITICAL, f"dead: {what} from pod {beat.said.described} since {span(beat.age)}{lost}; {stored}"
     )
 
 
@@ -125,28 +126,18 @@ def _guarded(beat: Beat, limits: Limits, stored: str) -> Judgement:
     if down or beat.said.overall == "critical":
         return Judgement(Level.CRITICAL, f"{at}; {why}; {stored}")
     if beat.age > limits.late:
-        return Judgement(Level.WARNING, f"{at}; no heartbeat since {_span(beat.age)}; {stored}")
+        return Judgement(Level.WARNING, f"{at}; no heartbeat since {span(beat.age)}; {stored}")
     step_age = None if beat.step_age is None else beat.step_age + beat.age
     training = beat.said.desired == Desired.RUNNING and beat.said.phase not in _RESTS
     if training and limits.step and step_age is not None and step_age > limits.step:
-        return Judgement(Level.WARNING, f"{at}; no new step since {_span(step_age)}; {stored}")
+        return Judgement(Level.WARNING, f"{at}; no new step since {span(step_age)}; {stored}")
     waiting = None if beat.unstored_age is None else beat.unstored_age + beat.age
     if waiting is not None and waiting > limits.upload:
-        text = f"{at}; upload is behind: nothing was stored for {_span(waiting)}, step {beat.said.unstored_step} waits"
+        text = f"{at}; upload is behind: nothing was stored for {span(waiting)}, step {beat.said.unstored_step} waits"
         return Judgement(Level.WARNING, f"{text}; {stored}")
     if beat.said.overall == "warning":
         return Judgement(Level.WARNING, f"{at}; {why}; {stored}")
     if beat.said.overall == "unknown":
         return Judgement(Level.UNKNOWN, f"{at}; podwatch cannot observe training: {why}; {stored}")
-    new = "" if step_age is None else f", {_span(step_age)} ago"
+    new = "" if step_age is None else f", {span(step_age)} ago"
     return Judgement(Level.OK, f"{at}{new}; {stored}")
-
-
-def _span(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h" if hours < 48 else f"{hours // 24} d"

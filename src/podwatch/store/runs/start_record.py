@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from podwatch.domain.document import Checked, Document, Flag, Form, Many, RunId, Strictly, Text, shown
+from podwatch.domain.document import Document, Flag, Many, RunId, Text, checked, matching, shown, strictly
 from podwatch.domain.errors import IntegrityError
 from podwatch.domain.safe_names import check_relative_path
 from podwatch.domain.secrets import MASK, name_strength
@@ -53,7 +53,7 @@ def _check_directory(path: str) -> None:
         absolute(path)
 
 
-AbsolutePath = Annotated[str, Checked(absolute)]
+AbsolutePath = Annotated[str, checked(absolute)]
 Plain = Annotated[str, shown(1000)]
 
 
@@ -67,9 +67,9 @@ class StartFile:
     """
 
     path: AbsolutePath
-    object: Annotated[str, Form(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")]
-    sha256: Annotated[str, Form(r"[0-9a-f]{64}")]
-    size: Annotated[int, Strictly(0, MOST_BYTES)]
+    object: Annotated[str, matching(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")]
+    sha256: Annotated[str, matching(r"[0-9a-f]{64}")]
+    size: Annotated[int, strictly(0, MOST_BYTES)]
     mode: Literal["0600", "0644", "0755"] = "0644"
     secret: Flag = False
 
@@ -99,7 +99,7 @@ class StoredStart(Document):
     LARGEST = MOST_BYTES
 
     run_id: RunId
-    directory: Annotated[str, Checked(_check_directory)]
+    directory: Annotated[str, checked(_check_directory)]
     config: StartFile
     files: Many[StartFile]
     left_out: Many[LeftOut]
