@@ -172,7 +172,7 @@ def test_an_error_of_the_command_itself_is_unknown(guarded):
     assert guarded.podwatch("status", "--help").returncode == 0
 
 
-HEAVY = {"pydantic", "rich", "structlog", "b2sdk", "starlette", "uvicorn", "prometheus_client",
+HEAVY = {"pydantic", "pydantic_settings", "rich", "structlog", "b2sdk", "starlette", "uvicorn", "prometheus_client",
          "psutil", "pynvml", "apscheduler", "watchdog", "stamina", "sqlite3", "asyncio"}  # fmt: skip
 
 

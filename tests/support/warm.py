@@ -40,6 +40,7 @@ CHILDREN = {"podwatch.store.transfer": "podwatch.store.transfer.__main__"}
 IMPORTED = (
     *CHILDREN.values(),
     "podwatch.config.loading",
+    "pydantic_settings",
     "podwatch.app.main",
     "podwatch.store.objects.b2",
     "podwatch.store.objects.s3",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -84,13 +84,13 @@ def load_text(
 ) -> LoadedSettings:
     """Like load_settings, for text that is already read; ``path`` is only used in messages."""
     data = parse_toml(text, path)
-    variables, problems = _from_environment(environ)
+    variables, problems = _variables(environ)
     problems += find_secrets(data, path)
     layers: dict[Source, dict[str, Any]] = {
         "file": data,
-        "environment": variables,
-        "PODWATCH_TEST_TIMES": _nested(setting_times(environ), "PODWATCH_TEST_TIMES"),
-        "flag": _nested(overrides or {}, "command line"),
+        "environment": _from_environment(variables),
+        "PODWATCH_TEST_TIMES": _flags(setting_times(environ)),
+        "flag": _flags(overrides or {}),
     }
     sources: dict[str, Source] = dict.fromkeys(known_keys(), "default")
     for name, layer in layers.items():
@@ -124,7 +124,7 @@ def given_keys(
     found = find_file(path, environ=environ, run=run)
     data = parse_toml(read_trusted(found), found) if found is not None else {}
     variables = {key for key in known_keys() if env_name(key) in environ}
-    return frozenset((*flatten(data), *variables, *flatten(_nested(overrides, "command line"))))
+    return frozenset((*flatten(data), *variables, *flatten(_flags(overrides))))
 
 
 def learn_secrets(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -210,37 +210,63 @@ def _merged(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
-    """The settings among the variables as a nested mapping, and the variables that are no setting."""
-    given: dict[str, object] = {}
+def _from_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    """The settings among ``variables`` as a nested mapping."""
+    if not variables:
+        return {}
+    # 10 MiB that a podwatch without variables does not need
+    from pydantic_settings import EnvSettingsSource, SettingsError
+
+    class Environment(EnvSettingsSource):
+        def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:
+            if field is None:  # of a table that the operator names, such as a provider
+                return _json_or_text(str(value).strip())
+            decoded = _decoded(field, str(value))
+            if str in get_args(field.annotation) and decoded == value:
+                raise ValueError("the value is a plain word")
+            return decoded
+
+    # pydantic-settings reads only the fields and the configuration of the model.
+    source = Environment(Settings, env_prefix=ENV_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
+    source.env_vars = variables
+    try:
+        return source()
+    except SettingsError as error:
+        raise ConfigurationError(
+            f"cannot be read: {error}", where="environment", fix="write lists and tables as JSON"
+        ) from error
+
+
+def _decoded(field: FieldInfo, text: str) -> object:
+    """The value of a setting that is written as text: lists as JSON or separated by commas."""
+    stripped = text.strip()
+    if stripped.startswith(("[", "{")) and field.annotation is not str:
+        return _json_or_text(stripped)
+    if get_origin(field.annotation) is tuple:
+        return [piece.strip() for piece in stripped.split(",") if piece.strip()]
+    return text
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Problem]]:
+    """The settings in the environment, by the lower-case names that pydantic-settings expects."""
+    variables: dict[str, str] = {}
     problems: list[Problem] = []
-    keys = {env_name(key): key for key in (*known_keys(), *known_sections())}
-    of_training = env_name("trainer.env") + "__"
+    names = {env_name(key) for key in known_keys()} | {env_name(section) for section in known_sections()}
+    extra_env = env_name("trainer.env") + "__"
     for name, value in environ.items():
         if not name.startswith(ENV_PREFIX) or name in OPERATIONAL or name.startswith(OPERATIONAL_PREFIXES):
             continue
-        if name.startswith(of_training):
-            given[f"trainer.env.{name.removeprefix(of_training)}"] = value
-        elif name not in keys:
+        if name.startswith(extra_env):
+            variables[extra_env.lower() + name[len(extra_env) :]] = value
+        elif name not in names:
             problems.append(Problem(f"unknown setting {name}", where="environment", fix=suggest_env(name)))
         elif value.strip().startswith(("[", "{")) and not _is_json(value):
             problems.append(
                 Problem(f"{name} is not valid JSON", where="environment", fix='write for example ["a", "b"]')
             )
         else:
-            given[keys[name]] = value
-    return _nested(given, "environment"), problems
-
-
-def _decoded(field: FieldInfo | None, text: str) -> object:
-    """The value of a setting, or of a section (None), that is written as text: lists as JSON or separated by commas,
-    tables as JSON."""
-    stripped = text.strip()
-    if stripped.startswith(("[", "{")) and (field is None or field.annotation is not str):
-        return _json_or_text(stripped)
-    if field is not None and get_origin(field.annotation) is tuple:
-        return [piece.strip() for piece in stripped.split(",") if piece.strip()]
-    return text
+            variables[name.lower()] = value
+    return variables, problems
 
 
 def _is_json(text: str) -> bool:
@@ -251,11 +277,11 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _nested(dotted: Mapping[str, object], where: str) -> dict[str, Any]:
-    """Settings by dotted key as a nested mapping for the models; ``where`` they were given, for messages."""
-    fields = {**dict.fromkeys(known_sections()), **dict(walk())}
+def _flags(dotted: Mapping[str, object]) -> dict[str, Any]:
+    """Flags as a nested mapping for the models."""
+    fields = dict(walk())
     nested: dict[str, Any] = {}
-    for key, given in sorted(dotted.items(), key=lambda item: item[0].count(".")):  # a section before what is in it
+    for key, given in dotted.items():
         value = _decoded(fields[key], given) if isinstance(given, str) and key in fields else given
         *sections, leaf = key.split(".")
         target = nested
@@ -263,7 +289,7 @@ def _nested(dotted: Mapping[str, object], where: str) -> dict[str, Any]:
             inner = target.setdefault(section, {})
             if not isinstance(inner, dict):
                 raise ConfigurationError(
-                    f"{section} is used both as a setting and as a section", where=f"{where}, {key}"
+                    f"{section} is used both as a setting and as a section", where=f"command line, {key}"
                 )
             target = inner
         target[leaf] = value
