@@ -110,6 +110,36 @@ async def test_a_request_is_answered_by_its_own_checkpoint(local: World, monkeyp
     assert local.newest() == 10
 
 
+async def test_what_waited_for_an_upload_is_skipped_for_the_newest(
+    local: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local.save(5)
+    local.scan()
+    backup = local.backup()
+    real, saved = backup._uploads.send, asyncio.Event()
+
+    async def send(*given: Any, **more: Any) -> Any:
+        sent = await real(*given, **more)
+        await asyncio.wait_for(saved.wait(), 60)
+        return sent
+
+    monkeypatch.setattr(backup._uploads, "send", send)
+    await backup.start()
+    await until(lambda: any(name.endswith("/model.bin") for name in local.objects()))
+    for step in (10, 15):
+        local.save(step)
+        local.scan()
+    local.remove(10)
+    local.scan()
+    saved.set()
+    await until(lambda: "upload-skipped" in local.names())
+    local.scan()
+    (event,) = local.events("upload-skipped")
+    assert (event.fields["step"], event.fields["newer_step"]) == (10, 15)
+    assert local.stored() == {5, 15}
+    assert (backup.status().skipped, backup.status().upload_seconds is not None) == (1, True)
+
+
 async def test_an_older_checkpoint_that_is_requested_is_stored_and_not_published(local: World) -> None:
     local.save(5)
     local.save(10)

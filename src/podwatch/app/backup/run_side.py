@@ -99,11 +99,6 @@ def attempt_ended(process: str) -> bool:
     return False
 
 
-def identity_parts(layout: Layout) -> tuple[str, ...]:
-    """The parts that make a save, where a resume writes others again; empty: all. Reads the disk."""
-    return layout.table.identity
-
-
 class RunSide:
     """Implements ``store.interfaces.OwnSide`` over the run record, the watched trainer and the guard."""
 
@@ -115,7 +110,8 @@ class RunSide:
         self._settings, self._run, self._processes = settings, run, processes
         self._exits, self._wandb, self._rescans = exits, wandb, rescans
         self._pod, self._take_over = pod, take_over
-        self.identity = identity_parts(run.layout)
+        self.identity = run.layout.table.identity
+        """The parts that make a save, where a resume writes others again; empty: all."""
 
     # -- the lease
 

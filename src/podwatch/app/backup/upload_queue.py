@@ -118,12 +118,13 @@ class UploadQueue:
         lineage, last = self._run.lineage.id, self._stored.newest_stored()
         for found in self.sets:
             key = (found.step, found.save_id)
-            if found.complete and found.save_id and not found.earlier and not found.held and found.step >= last:
-                if key not in self._waiting and self._is_sendable(found):
-                    self._waiting = {k: line for k, line in self._waiting.items() if k[0] != found.step}  # saved again
-                    self._waiting[key] = lineage
-            else:
+            if found.earlier or found.held or not self._is_sendable(found):
                 self._waiting.pop(key, None)
+            elif found.complete and found.save_id and found.step >= last and key not in self._waiting:
+                self._waiting = {
+                    k: line for k, line in self._waiting.items() if k[0] != found.step
+                }  # it was saved again
+                self._waiting[key] = lineage
 
     def newer_is_complete(self, step: int) -> bool:
         lineage = self._run.lineage.id
@@ -382,18 +383,14 @@ class UploadQueue:
         if self._is_in_flight(save):
             self._uploads.stop(why)
             return  # whoever sends it abandons it
-        self._waiting.pop(save.key, None)
-        await self.release(save)
-        text = f"step {save.step}: {'interrupted upload not continued' if interrupted else 'upload abandoned'}: {why}"
-        self._connection.say(EventName.UPLOAD_ABANDONED, text, step=save.step)
+        await self._forget(
+            save.key, f"{'interrupted upload not continued' if interrupted else 'upload abandoned'}: {why}"
+        )
 
     async def abandon(self, key: SaveKey, error: PodwatchError) -> None:
         """Its upload failed for good."""
         foreign = isinstance(error, SourceForeign)
         self.void[key] = error.what if foreign else CHANGED
-        self._waiting.pop(key, None)
-        if (save := (self.begun or {}).get(key)) is not None:
-            await self.release(save)
         in_a_row = self.abandoned_in_a_row = self.abandoned_in_a_row + isinstance(error, SourceChanged)
         if foreign:
             severity, hint = Severity.CRITICAL, ". Find out which user made it, remove it, and save again"
@@ -403,5 +400,10 @@ class UploadQueue:
         else:
             newer = any(s.complete and s.step > key[0] for s in self.sets)
             severity, hint = (Severity.INFO if newer or isinstance(error, UploadStopped) else Severity.WARNING), ""
-        text = f"step {key[0]}: upload abandoned: {error.what}{hint}"
-        self._connection.say(EventName.UPLOAD_ABANDONED, text, severity, step=key[0], in_a_row=in_a_row)
+        await self._forget(key, f"upload abandoned: {error.what}{hint}", severity, in_a_row=in_a_row)
+
+    async def _forget(self, key: SaveKey, what: str, severity: Severity = Severity.INFO, **fields: int) -> None:
+        self._waiting.pop(key, None)
+        if (save := (self.begun or {}).get(key)) is not None:
+            await self.release(save)
+        self._connection.say(EventName.UPLOAD_ABANDONED, f"step {key[0]}: {what}", severity, step=key[0], **fields)
