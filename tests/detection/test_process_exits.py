@@ -88,6 +88,17 @@ def test_an_old_oom_kill_explains_nothing() -> None:
     assert "memory ran out" not in found.until_verdict(10)[0].summary
 
 
+def test_an_oom_kill_before_this_start_explains_nothing() -> None:
+    found = world()
+    found.host = MEMORY
+    found.quiet(20)
+    found.start_id, found.trainer = "s2", {"started_at": found.now}
+    found.host = replace(MEMORY, oom_kills=3)
+    found.quiet(4)
+    found.trainer |= {"alive": False, "exit": ExitStatus(signal=9), "descendants": ()}
+    assert "memory ran out" not in found.until_verdict(10)[0].summary
+
+
 def test_a_child_killed_for_memory_is_told_so() -> None:
     found = world()
     found.host = MEMORY

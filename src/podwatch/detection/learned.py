@@ -1,6 +1,5 @@
 """Values learned about a run; the journal keeps them across restarts of training and of podwatch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -63,11 +62,6 @@ class Learned(Document):
         return median(self.startups) if self.startups else None
 
     @property
-    def baselines(self) -> Mapping[int, int]:
-        """By NVML index: the baseline in bytes."""
-        return dict(self.gpu_baseline_bytes)
-
-    @property
     def servers(self) -> tuple[str, ...]:
         """Addresses of the inference servers that were healthy during the start ``start_id``."""
         return tuple(name.removeprefix("health:") for name in self.seen if name.startswith("health:"))
@@ -76,14 +70,11 @@ class Learned(Document):
         return next((value for i, value in self.gpu_baseline_bytes if i == index), None)
 
     def with_baseline(self, index: int, value: int) -> "Learned":
-        if self.baseline(index) == value:
-            return self
         merged = dict(self.gpu_baseline_bytes) | {index: value}
         return replace(self, gpu_baseline_bytes=tuple(sorted(merged.items())))
 
     def saw(self, *names: str) -> "Learned":
-        new = {name for name in names if name not in self.seen}
-        return replace(self, seen=tuple(sorted({*self.seen, *new}))) if new else self
+        return replace(self, seen=tuple(sorted({*self.seen, *names}))) if set(names) - set(self.seen) else self
 
     def with_interval(self, step_seconds: float, gap_seconds: float | None) -> "Learned":
         """``gap_seconds``: between two signs of progress; None: pings come between the steps that are seen."""

@@ -19,6 +19,7 @@ from podwatch.domain.finding import (
     Verdict,
     counted,
 )
+from podwatch.domain.times import span
 
 OPERATOR = (
     FindingKind.SUPERSEDED,
@@ -105,7 +106,7 @@ def _act(healing: Healing) -> str:
     if healing.gave_up:
         return ""
     if down is not None and down >= WAITED_SECONDS:
-        lost += f"; no training for {_span(down)}"
+        lost += f"; no training for {span(down)}"
     if healing.started:
         return f"Restarted{source}{lost}; waiting for the first step"
     if healing.paused:
@@ -127,7 +128,7 @@ def _lost(healing: Healing) -> str:
     if steps == 0:
         return " (no step lost)"
     parts = [] if steps is None else [f"{counted(steps, 'step')} lost"]
-    parts += [] if seconds is None else [f"{_span(seconds)} of training{'' if parts else ' lost'}"]
+    parts += [] if seconds is None else [f"{span(seconds)} of training{'' if parts else ' lost'}"]
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -135,13 +136,9 @@ def cost(steps: int | None, seconds: float | None, down: float | None) -> str:
     """The cost of a failure that is over, as the end of a sentence; empty if unknown."""
     parts = [] if steps is None else ["no step lost" if steps == 0 else f"{counted(steps, 'step')} lost"]
     if steps and seconds is not None:
-        parts[-1] += f" ({_span(seconds)} of training)"
-    parts += [] if down is None else [f"no training for {_span(down)}"]
+        parts[-1] += f" ({span(seconds)} of training)"
+    parts += [] if down is None else [f"no training for {span(down)}"]
     return f"; {', '.join(parts)}" if parts else ""
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def fold(findings: Sequence[Finding], healing: Healing | None = None) -> tuple[Finding, ...]:
