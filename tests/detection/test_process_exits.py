@@ -165,3 +165,18 @@ def test_a_person_has_time_to_start_what_they_stopped(
     finding, took = found.until_verdict(1000)
     assert finding.kind is FindingKind.TRAINER_EXITED
     assert low <= took <= high
+
+
+def test_the_end_of_a_topmost_script_counts_when_the_training_below_it_makes_no_more_steps() -> None:
+    """Its supervisor was killed: what is left is a tree whose exit status nobody learns."""
+    found = world()
+    found.quiet(60)
+    found.trainer = {"alive": False, "exit": ExitStatus(), "supervision": Supervision.ATTACH}
+    found.quiet(300)
+    (finding,) = (f for f in found.findings if f.kind is FindingKind.TRAINER_EXITED)
+    assert not finding.confirmed
+    assert "still train" in finding.suggestion
+    found.stepping = found.generating = False
+    finding, took = found.until_verdict(1200)
+    assert finding.kind is FindingKind.TRAINER_EXITED
+    assert took >= 560

@@ -40,14 +40,11 @@ def out_of_memory(turn: Turn, status: ExitStatus, ended_at: float) -> tuple[Evid
 
 def launcher_ended(turn: Turn) -> Iterator[Finding]:
     """The launcher ended: finished, or failed. Idempotent: the same end always gives the same finding."""
-    trainer, start = turn.trainer, turn.start
-    if trainer.alive:
-        start.ended_at = None
-    elif trainer.exit is not None:
-        if start.ended_at is None:
-            start.ended_at = turn.snapshot.trainer.at
-        if turn.wanted:  # else it is expected
-            yield from _judge_exit(turn, trainer.exit, start.ended_at)
+    trainer = turn.trainer
+    if trainer.alive or trainer.exit is not None:
+        window = turn.start.watch("launcher", trainer.alive, turn.snapshot.trainer.at)
+        if trainer.exit is not None and window.since is not None and turn.wanted:  # else it is expected
+            yield from _judge_exit(turn, trainer.exit, window.since)
 
 
 def _judge_exit(turn: Turn, status: ExitStatus, since: float) -> Iterator[Finding]:

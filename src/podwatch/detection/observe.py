@@ -137,7 +137,7 @@ def observe_saves(turn: Turn) -> None:
     if saves.at is not None and higher:
         at = max(saves.at, at)
         if saves.whole and at > saves.at:
-            turn.learned = turn.learned.with_save_gap(at - saves.at)
+            turn.learned = turn.learned.add(save_gaps=at - saves.at)
     turn.start.saves = Saves(newest.newest_step, at, higher)
 
 

@@ -143,7 +143,7 @@ def _follow_save(progress: Progress, at: float, saving: bool, learned: Learned) 
         excused = at - (at if since is None else since) <= save_limit(learned)
         return replace(progress, saving_at=at) if excused else progress, learned
     if since is not None and progress.save_whole:
-        learned = learned.with_save(at - since)
+        learned = learned.add(save_seconds=at - since)
     return progress if since is None and progress.looked else replace(progress, saving_since=None, looked=True), learned
 
 
@@ -163,13 +163,14 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
         return progress, learned
     if old is not None and new.step > old.step and new.at - old.at > SAME_INSTANT_SECONDS and _leads(new, streams):
         gap = new.at - old.at
-        between_pings = new.source is ProgressSource.CHECKPOINT and progress.ping_at is not None
-        learned = learned.with_interval(gap / (new.step - old.step), None if between_pings else gap)
+        learned = learned.add(step_seconds=gap / (new.step - old.step))
+        if new.source is not ProgressSource.CHECKPOINT or progress.ping_at is None:  # pings come between saves
+            learned = learned.add(gap_seconds=gap)
     if progress.first_at is None:
         progress = replace(progress, first_at=sample.at)
         if progress.started_at is not None and progress.watched:
             # A podwatch that started later sees a later step first and learns no start-up time from it.
-            learned = learned.with_startup(sample.at - progress.started_at)
+            learned = learned.add(startups=sample.at - progress.started_at)
     step = sample.step if progress.step is None else max(progress.step, sample.step)
     return replace(progress, step=step, numbered_at=max(progress.numbered_at or sample.at, sample.at)), learned
 

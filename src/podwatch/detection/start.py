@@ -16,7 +16,7 @@ CONTEXTS = "the trainer's CUDA contexts"
 """The name of a trainer that shows no name of its own."""
 ROLE, LIMIT, THROTTLED = "role:", "limit:", "throttled:"
 BRIDGES = {
-    ROLE: FOR_GOOD,
+    ROLE: FOR_GOOD, "launcher": FOR_GOOD,
     "sick:": GAP_SECONDS, "liveness:": GAP_SECONDS, "tokens:": GAP_SECONDS, "idle": GAP_SECONDS,
     LIMIT: 60.0,  # how long a warning stays after the last reading above its limit
     THROTTLED: 90.0,  # three readings of clocks that are not throttled
@@ -176,7 +176,7 @@ class Windows:
 class Start(Windows):
     """One start of the trainer; the next one begins with an empty one. Names of windows: ``gpu0`` (memory), ``cuda0``
     (contexts), ``role:trainer``, ``health:URL`` (refused or 5xx), ``sick:URL`` (no 200), ``liveness:URL``,
-    ``tokens:URL``, ``idle``, ``trainer-gpus``."""
+    ``tokens:URL``, ``idle``, ``trainer-gpus``, ``launcher``."""
 
     id: str | None = None
     progress: Progress = field(default_factory=Progress)
@@ -207,7 +207,6 @@ class Start(Windows):
     filled: frozenset[int] = frozenset()
     host_read_at: float | None = None
     """The first reading of the OOM-kill counter: what it counted until then is no kill of this start."""
-    ended_at: float | None = None
     saves: Saves = field(default_factory=Saves)
     figures: Figures = field(default_factory=Figures)
     raised: dict[str, float] = field(default_factory=dict)
