@@ -39,7 +39,7 @@ ELSEWHERE = {
     FindingKind.MEMORY_LOW: {"critical", "warning"},
     FindingKind.SHM_LOW: {"critical", "warning"},
 }
-"""Severities that are computed: app/lost_saves.py, recovery/decide.py, detection/verdict.py, detection/warnings.py.
+"""Severities that are computed: app/lost_saves.py, recovery/decide.py, detection/window.py, detection/warnings.py.
 """
 RESTARTED = frozenset(DEATHS)
 

@@ -6,10 +6,10 @@ restart it asks for. Defaults as of mid-2026; facts/peers.md sections 2.1 to 2.4
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from podwatch.detection.window import UNSEEN, Window
+from podwatch.detection.window import Window
 from podwatch.domain.process import ProcessRole
 from podwatch.domain.snapshot import Desired, GpuState, Snapshot
 
@@ -32,7 +32,7 @@ class Seen:
     saving_at: float = 0.0
     ticked: float = 0.0
     armed: bool = False
-    low: Window = UNSEEN
+    low: Window = field(default_factory=Window)
     ended: bool = False
 
 

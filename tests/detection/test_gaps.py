@@ -141,6 +141,13 @@ def test_a_pod_that_was_frozen_is_not_hung(frozen: float) -> None:
     assert not any(f.verdict is not Verdict.NONE for findings in told for f in findings)
 
 
+def test_a_pod_that_is_frozen_again_after_seconds_is_not_hung() -> None:
+    """Both pauses are known, and neither counts as time without a step."""
+    state, told = run([snap(3900.0), snap(3902.0), snap(7502.0)], healthy())
+    assert [(f.kind, f.since) for f in told[-1]] == [(FindingKind.LOOP_STALLED, 7502.0)]
+    assert state.start.progress.lost_seconds == 3600.0 + 3600.0
+
+
 def test_a_run_that_stays_silent_after_the_hole_is_found() -> None:
     state = healthy()
     _, told = run([snap(3900.0 + n, busy=0.0, step=6, step_at=300.0) for n in range(0, 2200, 2)], state)

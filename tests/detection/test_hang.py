@@ -7,6 +7,7 @@ import pytest
 from tests.detection.looks import GIB, URL, World, kills, process, world
 from tests.drivers.detection import (
     Agreement,
+    Desired,
     FindingKind,
     Health,
     InferenceSample,
@@ -71,6 +72,13 @@ def test_a_run_that_never_made_a_step_is_only_reported() -> None:
     found.quiet(2 * 4200)
     (finding,) = (f for f in found.findings if f.kind is FindingKind.HANG)
     assert (finding.subject, finding.verdict) == ("start-up", Verdict.NONE)
+
+
+def test_a_run_that_is_to_end_is_not_hung() -> None:
+    found = stands(world(), use=100.0, running=4.0)
+    found.desired = Desired.STOPPED
+    found.run(2 * LIMIT)
+    assert FindingKind.HANG not in found.kinds()
 
 
 def test_tool_bound_rollouts_of_half_an_hour_are_no_hang() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podwatch.detection.learned import SAVES_KEPT, STARTS_KEPT, STEPS_KEPT, Learned
+from podwatch.detection.learned import KEPT, Learned
 from podwatch.detection.rules import initial
 from podwatch.domain.facts import Facts
 from podwatch.domain.run_state import RunState
@@ -102,9 +102,8 @@ def test_only_configured_gpus_keep_their_figures() -> None:
 def test_no_list_grows_without_end() -> None:
     learned = Learned()
     for n in range(200):
-        learned = learned.with_interval(n, n).with_save(n).with_startup(n)
-    assert len(learned.step_seconds) == len(learned.gap_seconds) == STEPS_KEPT
-    assert (len(learned.save_seconds), len(learned.startups)) == (SAVES_KEPT, STARTS_KEPT)
+        learned = learned.add(**dict.fromkeys(KEPT, float(n)))
+    assert {name: len(getattr(learned, name)) for name in KEPT} == KEPT
     assert learned.startups[-1] == 199
 
 

@@ -88,6 +88,17 @@ def test_an_old_oom_kill_explains_nothing() -> None:
     assert "memory ran out" not in found.until_verdict(10)[0].summary
 
 
+def test_an_oom_kill_before_this_start_explains_nothing() -> None:
+    found = world()
+    found.host = MEMORY
+    found.quiet(20)
+    found.start_id, found.trainer = "s2", {"started_at": found.now}
+    found.host = replace(MEMORY, oom_kills=3)
+    found.quiet(4)
+    found.trainer |= {"alive": False, "exit": ExitStatus(signal=9), "descendants": ()}
+    assert "memory ran out" not in found.until_verdict(10)[0].summary
+
+
 def test_a_child_killed_for_memory_is_told_so() -> None:
     found = world()
     found.host = MEMORY
@@ -154,3 +165,18 @@ def test_a_person_has_time_to_start_what_they_stopped(
     finding, took = found.until_verdict(1000)
     assert finding.kind is FindingKind.TRAINER_EXITED
     assert low <= took <= high
+
+
+def test_the_end_of_a_topmost_script_counts_when_the_training_below_it_makes_no_more_steps() -> None:
+    """Its supervisor was killed: what is left is a tree whose exit status nobody learns."""
+    found = world()
+    found.quiet(60)
+    found.trainer = {"alive": False, "exit": ExitStatus(), "supervision": Supervision.ATTACH}
+    found.quiet(300)
+    (finding,) = (f for f in found.findings if f.kind is FindingKind.TRAINER_EXITED)
+    assert not finding.confirmed
+    assert "still train" in finding.suggestion
+    found.stepping = found.generating = False
+    finding, took = found.until_verdict(1200)
+    assert finding.kind is FindingKind.TRAINER_EXITED
+    assert took >= 560

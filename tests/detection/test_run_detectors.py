@@ -10,8 +10,7 @@ import pytest
 
 from podwatch.detection import rules
 from podwatch.detection.observe import Turn
-from podwatch.detection.verdict import judged
-from podwatch.detection.window import Signal, Window
+from podwatch.detection.window import Signal, Window, judged
 from tests.drivers.detection import (
     TICKS_PER_SECOND,
     Agreement,
@@ -461,10 +460,10 @@ def test_a_reading_that_cannot_be_understood_is_reported_and_the_others_are_take
 
 
 def test_only_two_modules_can_ask_for_a_restart() -> None:
-    """``verdict`` demands two windows that are armed and failing; of ``exits`` only the end of the launcher."""
+    """``window`` demands two windows that are armed and failing; of ``exits`` only the end of the launcher."""
     folder = Path(rules.__file__).parent
-    asking = {path.name for path in folder.glob("*.py") if "verdict=Verdict.RESTART" in path.read_text()}
-    assert asking == {"verdict.py", "exits.py", "merge.py"}, "merge only repeats what was asked for"
+    asking = {path.name for path in folder.glob("*.py") if "Verdict.RESTART" in path.read_text()}
+    assert asking == {"window.py", "exits.py", "merge.py"}, "merge only repeats what was asked for"
     assert (folder / "exits.py").read_text().count("Verdict.RESTART") == 1
     armed, unarmed = Window(True, 0.0, 10.0, 5), Window(False, 0.0, 10.0, 5)
     for first, second in ((armed, unarmed), (unarmed, armed), (armed, Window(True)), (Window(True), armed)):

@@ -26,7 +26,7 @@ from podwatch.detection.exits import ALONE_SECONDS
 from podwatch.detection.hang import limit_seconds as hang_limit
 from podwatch.detection.hang import patience_seconds
 from podwatch.detection.learned import Learned
-from podwatch.detection.observe import Turn, lasting_seconds, observe_saves
+from podwatch.detection.observe import Turn, lasting_seconds, observe_ooms, observe_saves
 from podwatch.detection.operator_ends import ATTACH_EXIT_WAIT_SECONDS, INTERRUPTED, TERMINAL_WAIT_SECONDS, Wait
 from podwatch.detection.operator_ends import operator_wait as wait_for_operator
 from podwatch.detection.progress import save_limit
@@ -195,7 +195,7 @@ def operator_wait(gone: Mapping[str, float], snapshot: Snapshot, trainer: Traine
     state = DetectionState()
     state.start.windows = {f"role:{role}": Window(True, at, at, 1) for role, at in gone.items()}
     return wait_for_operator(
-        Turn(snapshot, Policies(), state.start, state.machine, state.learned, trainer), trainer, since
+        Turn(snapshot, Policies(), state.start, state.machine, state.learned, trainer), since
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ def each_rule(state: DetectionState, snapshot: Snapshot, policies: Policies) -> 
 
 class RuleAlone:
     """The rules of one name, turn by turn: without those of other names and, of what ``advance`` observes before them,
-    with the saves only."""
+    with the saves and the OOM kills only."""
 
     def __init__(self, name: str, state: DetectionState | None = None) -> None:
         before = state or DetectionState()
@@ -230,10 +230,11 @@ class RuleAlone:
         self, snapshot: Snapshot, policies: Policies, *, trainer: TrainerSample | None = None, wanted: bool = True,
         ending: bool = False,
     ) -> tuple[Finding, ...]:  # fmt: skip
-        seen = trainer or (snapshot.trainer.value if snapshot.trainer.ok else None)
+        seen = trainer or snapshot.trainer.value or TrainerSample()
         turn = Turn(snapshot, policies, self.start, self.machine, self.learned, seen, wanted, ending)
         observe_saves(turn)
-        found = tuple(finding for rule in self.rules for finding in rule.judge(turn))
+        observe_ooms(turn)
+        found = tuple(finding for rule in self.rules for finding in rule.ask(turn))
         self.learned = turn.learned
         return found
 

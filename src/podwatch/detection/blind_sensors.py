@@ -28,31 +28,26 @@ STALL_SHOWN_SECONDS = 600.0
 
 def observe_gap(turn: Turn) -> None:
     """Restart every window if nothing was observed since the last turn: missing progress there is no evidence, because
-    a pod that was frozen for an hour has made no step for an hour and is not hung."""
+    a pod that was frozen for an hour has made no step for an hour and is not hung.
+
+    A single stall is not learned. Consecutive ones are the pace of a slow machine and are learned: otherwise every turn
+    would restart every window, and nothing would ever be detected."""
     snapshot, machine, start = turn.snapshot, turn.machine, turn.start
-    before, boot = machine.turned_at, machine.boot_at
-    machine.turned_at, machine.boot_at = snapshot.at, snapshot.boot_at
-    if before is None or snapshot.at <= before:
-        machine.pace = machine.pace.observe(snapshot.at) if before is None else machine.pace
-        return
-    passed = snapshot.at - before
-    slept = snapshot.boot_at - boot - passed if snapshot.boot_at is not None and boot is not None else 0.0
-    usual = machine.pace.gap(0.0) / 3.0
-    learned = len(machine.pace.gaps) >= TURNS_LEARNED
-    stalled = passed if learned and passed > max(turn.policies.gpu.blind_after, STALL_TURNS * usual) else 0.0
-    # A single stall is not learned. Consecutive stalls are the pace of a slow machine and are learned: otherwise every
-    # turn would restart every window, and nothing would ever be detected.
-    again = machine.stall is not None and machine.stall[0] == before
-    if slept <= SUSPEND_SECONDS and (not stalled or again):
-        machine.pace = machine.pace.observe(snapshot.at)
-    else:
-        machine.pace = type(machine.pace)(snapshot.at, machine.pace.gaps)
-    if stalled:
-        machine.stall = (snapshot.at, stalled)
-    if stalled or slept > SUSPEND_SECONDS:
-        start.reset()
-        start.progress = replace(start.progress, lost_seconds=start.progress.lost_seconds + stalled)
-        start.gap_at = before
+    turns, boot, machine.boot_at = machine.read.get("turns", ()), machine.boot_at, snapshot.boot_at
+    passed = snapshot.at - turns[-1] if turns else 0.0
+    if passed > 0.0:
+        slept = snapshot.boot_at - boot - passed if snapshot.boot_at is not None and boot is not None else 0.0
+        usual, again = machine.pace("turns", turns[-1]), machine.stall is not None and machine.stall[0] == turns[-1]
+        stalled = len(turns) > TURNS_LEARNED and passed > max(turn.policies.gpu.blind_after, STALL_TURNS * usual)
+        if stalled:
+            machine.stall = (snapshot.at, passed)
+            start.progress = replace(start.progress, lost_seconds=start.progress.lost_seconds + passed)
+            if not again:
+                machine.read["turns"] = tuple(at + passed - usual for at in turns)
+        if stalled or slept > SUSPEND_SECONDS:
+            start.gap_at = turns[-1]
+            start.reset()
+    machine.pace("turns", snapshot.at)
 
 
 def gaps(turn: Turn) -> Iterator[Finding]:
@@ -167,7 +162,7 @@ def _no_second_signal(turn: Turn, since: float) -> Iterator[Finding]:
     """A blind watcher does not look healthy: where nothing could confirm a death, the status says so."""
     snapshot, trainer = turn.snapshot, turn.trainer
     asked = snapshot.inference.state not in (SensorState.ABSENT, SensorState.DENIED)
-    if not turn.policies.gpu.inference or asked or trainer is None or not trainer.alive:
+    if not turn.policies.gpu.inference or asked or not trainer.alive:
         return
     known = {ProcessRole.ENGINE, ProcessRole.INFERENCE}
     if any(p.cuda is not None or p.role in known for p in trainer.descendants):

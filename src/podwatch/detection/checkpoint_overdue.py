@@ -21,7 +21,7 @@ def checkpoint_overdue(turn: Turn) -> Iterator[Finding]:
     active, first = progress.newest_at, progress.first_at
     if first is None and progress.ping_at is not None:
         first = progress.started_at
-    if turn.trainer is None or not turn.trainer.alive or turn.ending or active is None or first is None:
+    if active is None or first is None:
         return
     # A save from before this start does not show that this start saves: count from the first step.
     since = first if saves.at is None else max(first, saves.at)

@@ -1,16 +1,14 @@
 """Values learned about a run; the journal keeps them across restarts of training and of podwatch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from podwatch.domain.document import Document, Flag, Integer, Many, Real, Text, Whole
 
-STEPS_KEPT = 64
-"""Intervals in the median: some hours of a run with steps of 3 to 5 min, so that it follows a changed batch size."""
-SAVES_KEPT = 16
-STARTS_KEPT = 8
-"""Start-ups, one per start."""
+KEPT = {"step_seconds": 64, "gap_seconds": 64, "save_seconds": 16, "save_gaps": 16, "startups": 8}
+"""Values in each list. The intervals of some hours of a run with steps of 3 to 5 min, so that their median follows a
+changed batch size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +61,6 @@ class Learned(Document):
         return median(self.startups) if self.startups else None
 
     @property
-    def baselines(self) -> Mapping[int, int]:
-        """By NVML index: the baseline in bytes."""
-        return dict(self.gpu_baseline_bytes)
-
-    @property
     def servers(self) -> tuple[str, ...]:
         """Addresses of the inference servers that were healthy during the start ``start_id``."""
         return tuple(name.removeprefix("health:") for name in self.seen if name.startswith("health:"))
@@ -76,28 +69,16 @@ class Learned(Document):
         return next((value for i, value in self.gpu_baseline_bytes if i == index), None)
 
     def with_baseline(self, index: int, value: int) -> "Learned":
-        if self.baseline(index) == value:
-            return self
         merged = dict(self.gpu_baseline_bytes) | {index: value}
         return replace(self, gpu_baseline_bytes=tuple(sorted(merged.items())))
 
     def saw(self, *names: str) -> "Learned":
-        new = {name for name in names if name not in self.seen}
-        return replace(self, seen=tuple(sorted({*self.seen, *new}))) if new else self
+        return replace(self, seen=tuple(sorted({*self.seen, *names}))) if set(names) - set(self.seen) else self
 
-    def with_interval(self, step_seconds: float, gap_seconds: float | None) -> "Learned":
-        """``gap_seconds``: between two signs of progress; None: pings come between the steps that are seen."""
-        gaps = self.gap_seconds if gap_seconds is None else (*self.gap_seconds, gap_seconds)[-STEPS_KEPT:]
-        return replace(self, step_seconds=(*self.step_seconds, step_seconds)[-STEPS_KEPT:], gap_seconds=gaps)
-
-    def with_save(self, seconds: float) -> "Learned":
-        return replace(self, save_seconds=(*self.save_seconds, seconds)[-SAVES_KEPT:])
-
-    def with_save_gap(self, seconds: float) -> "Learned":
-        return replace(self, save_gaps=(*self.save_gaps, seconds)[-SAVES_KEPT:])
-
-    def with_startup(self, seconds: float) -> "Learned":
-        return replace(self, startups=(*self.startups, seconds)[-STARTS_KEPT:])
+    def add(self, **values: float) -> "Learned":
+        """Each value becomes the newest of the list that has its name."""
+        lists: dict[str, Any] = {name: (*getattr(self, name), v)[-KEPT[name] :] for name, v in values.items()}
+        return replace(self, **lists)
 
     def for_run(self, run: str, gpus: str) -> "Learned":
         """The part that is valid for ``run`` (run_id and layout) on ``gpus`` (as configured).

@@ -14,16 +14,18 @@ from podwatch.detection.progress import follow
 from podwatch.detection.start import (
     CONTEXTS,
     ENGINE_ROLES,
+    LEVEL_POLLS,
+    LEVEL_READINGS,
     ROLE,
-    Level,
     Life,
     Machine,
+    Memory,
     Saves,
     Server,
     Start,
     Tree,
 )
-from podwatch.detection.window import Pace
+from podwatch.detection.window import GAP_SECONDS
 from podwatch.domain.process import ProcessRole, ProcessSample
 from podwatch.domain.snapshot import (
     GpuSample,
@@ -35,9 +37,6 @@ from podwatch.domain.snapshot import (
     TrainerSample,
 )
 
-LASTING_SECONDS = 32.0
-"""The end of a process that lived for less (or less than four times ``hold``) is no evidence: loading a model takes
-longer, and a fork has its parent's name until it calls exec or ends."""
 SETTLE_SECONDS = 60.0
 """A step this long after the first reading shows which processes training needs: by then all were found."""
 LIVES_LISTED = 64
@@ -48,23 +47,18 @@ SHARED_PART = 0.6
 """On a GPU that the engine shares with a trainer, the engine's memory is gone below this part of the recent level: in
 every colocated example vLLM gets 0.4 to 0.9 of the memory, and a trainer's allocator frees less than 0.4 of it between
 steps."""
-LEVEL_POLLS = 5
-"""Readings in use before a level is valid (10 s at the default poll)."""
-LEVEL_READINGS = 15
-"""The level is the median of so many readings: a spike shorter than half of them (15 s) is ignored."""
-GAP_SHARE_OF_HOLD = 0.75
-"""Longest gap between two readings of GPU memory in one window: three polls of 2 s for a hold of 8 s."""
 IDLE_PERCENT = 5.0
 REMEMBERED = ("gpu", "cuda", "health:", "liveness:", "tokens:")
-OOMS_LISTED = 8
+OOM_SHOWN_SECONDS = 3600.0
+"""How long an OOM kill is remembered and shown; the journal keeps it."""
 
 
 @dataclass(slots=True)
 class Turn:
     """One turn: the snapshot, and what is remembered. The input of every rule.
 
-    ``trainer``: its process tree, None if it could not be observed. ``wanted``: the desired state is ``running``.
-    ``ending``: training is finishing or being stopped, so the end of its processes is expected.
+    ``trainer``: its process tree, without any process if it could not be observed. ``wanted``: the desired state is
+    ``running``. ``ending``: training is finishing or being stopped, so the end of its processes is expected.
     """
 
     snapshot: Snapshot
@@ -72,7 +66,7 @@ class Turn:
     start: Start
     machine: Machine
     learned: Learned
-    trainer: TrainerSample | None = None
+    trainer: TrainerSample
     wanted: bool = True
     ending: bool = False
 
@@ -84,7 +78,7 @@ class Turn:
     def trains(self) -> bool:
         """False while training is stopped or ending, and between two starts: an engine that is shut down writes the
         same log lines as one that dies."""
-        between = self.trainer is not None and not self.trainer.start_id
+        between = self.snapshot.trainer.ok and not self.trainer.start_id
         return self.wanted and not self.ending and not between
 
     def saw(self, *names: str) -> None:
@@ -101,10 +95,18 @@ class Turn:
         seen = self.learned.seen
         return server.discovered and "settled" in seen and f"health:{server.url}" not in seen
 
+    def age(self, process: ProcessSample) -> float | None:
+        """Seconds since it was started, at the reading of the tree; None if unknown."""
+        snapshot = self.snapshot
+        if snapshot.boot_at is None:
+            return None
+        return process.identity.age(snapshot.boot_at - (snapshot.at - snapshot.trainer.at))
+
 
 def lasting_seconds(policy: GpuSettings) -> float:
-    """Seconds that an engine or server process must have lived for its end to be evidence."""
-    return min(4.0 * policy.hold, LASTING_SECONDS)
+    """Seconds that an engine or server process must have lived for its end to be evidence: loading a model takes
+    longer, and a fork has its parent's name until it calls exec or ends."""
+    return min(4.0 * policy.hold, 32.0)
 
 
 # -- progress and saves ------------------------------------------------------------------------------------------------
@@ -118,10 +120,10 @@ def observe_progress(turn: Turn) -> None:
     if start.progress.newest_at is not None:
         turn.saw("progress")
     first, newest = start.first_reading, start.progress.numbered_at
-    if first is not None and newest is not None and newest >= first + SETTLE_SECONDS:
+    settled = first is not None and newest is not None and newest >= first + SETTLE_SECONDS
+    if settled and "settled" not in turn.learned.seen:
         roles = {life.role for life in start.lives.values()} & ENGINE_ROLES
-        if "settled" not in turn.learned.seen:
-            turn.saw("settled", *(f"needs:{role}" for role in roles))
+        turn.saw("settled", *(f"needs:{role}" for role in roles))
 
 
 def observe_saves(turn: Turn) -> None:
@@ -135,7 +137,7 @@ def observe_saves(turn: Turn) -> None:
     if saves.at is not None and higher:
         at = max(saves.at, at)
         if saves.whole and at > saves.at:
-            turn.learned = turn.learned.with_save_gap(at - saves.at)
+            turn.learned = turn.learned.add(save_gaps=at - saves.at)
     turn.start.saves = Saves(newest.newest_step, at, higher)
 
 
@@ -144,7 +146,7 @@ def observe_saves(turn: Turn) -> None:
 
 def observe_processes(turn: Turn) -> None:
     start, reading, trainer = turn.start, turn.snapshot.trainer, turn.trainer
-    if trainer is None or reading.at <= start.read_at or not (trainer.alive or trainer.exit is not None):
+    if not reading.ok or reading.at <= start.read_at or not (trainer.alive or trainer.exit is not None):
         return
     at = start.read_at = reading.at
     if start.first_reading is None:
@@ -161,32 +163,20 @@ def observe_processes(turn: Turn) -> None:
 
 
 def _observe_lives(turn: Turn, living: Iterable[ProcessSample], at: float) -> None:
-    lives = turn.start.lives
-    boottime = boottime_of(turn.snapshot, at)
-    found = {p.identity: p for p in living}
+    lives, found = turn.start.lives, {p.identity: p for p in living}
     for identity, life in list(lives.items()):
-        process = found.get(identity)
-        if process is not None and process.role is not life.role:
+        if identity not in found:
+            lives[identity] = life if life.ended_at is not None else replace(life, ended_at=at)
+        elif found[identity].role is not life.role or life.ended_at is not None:
             del lives[identity]  # it exec'd another program
-        elif process is None and life.ended_at is None:
-            lives[identity] = replace(life, ended_at=at)
+        else:
+            lives[identity] = replace(life, last=at)
     for identity, process in found.items():
-        if process.role in ROLES:
-            known = lives.get(identity)
-            if known is not None and known.ended_at is None:
-                lives[identity] = replace(known, last=at)
-            else:
-                born = None if boottime is None else at - identity.age(boottime)
-                lives[identity] = Life(identity, process.role, process.name, born, at, at)
-    if len(lives) > LIVES_LISTED:
-        ended = sorted((life for life in lives.values() if life.ended_at is not None), key=lambda life: life.last)
-        for life in ended[: len(lives) - LIVES_LISTED]:
-            del lives[life.identity]
-
-
-def boottime_of(snapshot: Snapshot, at: float) -> float | None:
-    """The monotonic time ``at`` on CLOCK_BOOTTIME; None if unknown."""
-    return snapshot.boot_at - (snapshot.at - at) if snapshot.boot_at is not None else None
+        if process.role in ROLES and identity not in lives:
+            lives[identity] = Life(identity, process.role, process.name, at - (turn.age(process) or 0.0), at)
+    ended = sorted((life for life in lives.values() if life.ended_at is not None), key=lambda life: life.last)
+    for life in ended[: max(0, len(lives) - LIVES_LISTED)]:
+        del lives[life.identity]
 
 
 def _observe_roles(start: Start, living: Iterable[ProcessSample], at: float) -> None:
@@ -199,94 +189,72 @@ def _observe_roles(start: Start, living: Iterable[ProcessSample], at: float) -> 
     start.present = present
 
 
-def _observe_others(turn: Turn, living: Iterable[ProcessSample], at: float) -> None:
-    """Helpers of the engine and its server end with them, and say nothing of the rest of the run."""
-    start, boottime = turn.start, boottime_of(turn.snapshot, at)
-    if boottime is None:
-        return
-    found = {p.identity: p for p in living}
-    if start.others - found.keys():
-        start.other_ended = at
-    engine = {p.identity.pid for p in living if p.role in ENGINE_ROLES}
-    least = lasting_seconds(turn.policies.gpu)
-    start.others = frozenset(
-        p.identity
-        for p in living
-        if p.role not in ENGINE_ROLES and p.parent_pid not in engine and p.identity.age(boottime) >= least
-    )
-
-
 def _names(process: ProcessSample) -> tuple[str, ...]:
     """The roles of a process. A trainer without a recognized name is known by its CUDA contexts."""
     names = (str(process.role),) if process.role in ROLES else ()
     return (*names, CONTEXTS) if process.cuda and process.role not in ENGINE_ROLES else names
 
 
+def _observe_others(turn: Turn, living: Iterable[ProcessSample], at: float) -> None:
+    """Helpers of the engine and its server end with them, and say nothing of the rest of the run."""
+    start, found = turn.start, {p.identity: p for p in living}
+    if turn.snapshot.boot_at is None:
+        return
+    if start.others - found.keys():
+        start.other_ended = at
+    engine = {p.identity.pid for p in found.values() if p.role in ENGINE_ROLES}
+    others = [p for p in found.values() if p.role not in ENGINE_ROLES and p.parent_pid not in engine]
+    least = lasting_seconds(turn.policies.gpu)
+    start.others = frozenset(p.identity for p in others if (turn.age(p) or 0.0) >= least)
+
+
 def _observe_contexts(turn: Turn, living: Iterable[ProcessSample], at: float) -> None:
-    start, policy = turn.start, turn.policies
-    if not start.minors and turn.snapshot.gpus.ok and turn.snapshot.gpus.value:
-        gpus = turn.snapshot.gpus.value
-        found = {g.minor: g.index for g in gpus if g.minor is not None}
-        start.minors = found if len(found) == len(gpus) else {}
-    ours: set[int] = set()
-    theirs: set[int] = set()
-    blind = blind_engine = False
+    start, policy, gpus = turn.start, turn.policies.gpu, turn.snapshot.gpus
+    if not start.minors and gpus.ok and gpus.value:
+        found = {g.minor: g.index for g in gpus.value if g.minor is not None}
+        start.minors = found if len(found) == len(gpus.value) else {}
+    held: dict[bool, set[int]] = {True: set(), False: set()}  # by the engine, by the others
+    blind = {process.role in ENGINE_ROLES for process in living if process.cuda is None}
     for process in living:
         engine = process.role in ENGINE_ROLES
-        if engine and "--" in process.command:
-            start.sleeps = start.sleeps or _has_flag(process.command, "--enable-sleep-mode")
-        if process.cuda is None:
-            blind, blind_engine = True, blind_engine or engine
-        elif process.cuda:
-            (ours if engine else theirs).update(_devices(process, start.minors))
-    start.tree = Tree(frozenset(theirs), frozenset(ours), blind)
-    for index in policy.gpu.inference:
-        shared = index in policy.gpu.shared
-        open_now = index in ours or (not shared and index in theirs)
-        unknown = blind_engine if shared else blind
+        start.sleeps = start.sleeps or (engine and _has_flag(process.command, "--enable-sleep-mode"))
+        if process.cuda:
+            minors = start.minors or {n: n for n in process.gpus}
+            held[engine] |= {minors[n] for n in process.gpus if n in minors}
+    start.tree = Tree(frozenset(held[False]), frozenset(held[True]), bool(blind))
+    for index in policy.inference:
+        shared = index in policy.shared
+        open_now = index in held[True] or (not shared and index in held[False])
+        unknown = True in blind if shared else bool(blind)
         # On a shared GPU only the engine's contexts count, and only of an engine that training needs.
         arms = not shared or turn.needs(ProcessRole.ENGINE)
         start.watch(f"cuda{index}", True if open_now else None if unknown else False, at, arms=arms)
 
 
-def _devices(process: ProcessSample, minors: dict[int, int]) -> Iterable[int]:
-    """NVML indices of the GPUs that ``process`` has open."""
-    return [minors[n] for n in process.gpus if n in minors] if minors else process.gpus
-
-
 def _has_flag(command: str, flag: str) -> bool:
     """Whether the flag is set; vLLM accepts ``_`` for ``-``."""
-    for word in command.split():
-        name, _, value = word.partition("=")
-        if name.replace("_", "-") == flag and value.lower() not in ("false", "0", "no"):
-            return True
-    return False
+    words = [word.partition("=") for word in command.split()]
+    return any(n.replace("_", "-") == flag and v.lower() not in ("false", "0", "no") for n, _, v in words)
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
 def observe_gpus(turn: Turn) -> None:
-    start, reading = turn.start, turn.snapshot.gpus
-    at = reading.at
+    start, reading, policy = turn.start, turn.snapshot.gpus, turn.policies.gpu
     if not reading.ok or reading.value is None:
-        for name, window in start.windows.items():
-            if name.startswith(("gpu", "idle", "trainer-gpus")):
-                start.windows[name] = window.observe(None, max(at, turn.at))
+        start.lost(("gpu", "idle", "trainer-gpus"), max(reading.at, turn.at))
         start.idle_unknown = start.idle_unknown or reading.detail or "not observed"
-        start.paces.pop("gpus", None)
+        start.read.pop("gpus", None)
         return
-    pace = start.paces["gpus"] = start.paces.get("gpus", UNPACED).observe(at)
+    at, longest = reading.at, 3.0 * start.pace("gpus", reading.at)
+    short = max(0.75 * policy.hold, longest)  # the window of 8 s: at most three polls of 2 s apart
     samples = {g.index: g for g in reading.value}
-    short = pace.gap(GAP_SHARE_OF_HOLD * turn.policies.gpu.hold)
-    start.mig = frozenset(i for i in turn.policies.gpu.inference if i in samples and samples[i].mig)
-    for index in turn.policies.gpu.inference:
+    start.mig = frozenset(i for i in policy.inference if i in samples and samples[i].mig)
+    for index in policy.inference:
         _observe_memory(turn, index, _memory(samples.get(index)), at, short)
-    _observe_use(turn, reading.value, at, pace.gap())
+    _observe_use(turn, reading.value, at, max(GAP_SECONDS, longest))
     _observe_own_gpus(turn, samples, at, short)
-
-
-UNPACED = Pace()
 
 
 def _memory(sample: GpuSample | None) -> int | None:
@@ -298,33 +266,27 @@ def _memory(sample: GpuSample | None) -> int | None:
 
 def _observe_memory(turn: Turn, index: int, memory: int | None, at: float, gap: float) -> None:
     start, policy, name = turn.start, turn.policies.gpu, f"gpu{index}"
-    if memory is None or at <= (start.of(name).last or float("-inf")):
-        start.watch(name, None, max(at, start.of(name).last or at))
+    window, found = start.of(name), start.memory.get(index, Memory())
+    if memory is None or at <= (window.last or float("-inf")):
+        start.watch(name, None, max(at, window.last or at))
         return
-    found = start.levels.get(index, Level())
-    armed = start.of(name).armed
     below = memory < policy.floor
     if index in policy.shared:
-        level = found.level or (turn.learned.baseline(index) or 0 if armed else 0)
+        level = found.level or (turn.learned.baseline(index) or 0 if window.armed else 0)
         below = below or memory < SHARED_PART * level
+    found = replace(found, value=memory, used_at=found.used_at if below else at)
     if below or memory < policy.loaded:
-        polls = found.polls if found.polls >= LEVEL_POLLS else 0
-        used_at = found.used_at if below else at
-        start.levels[index] = replace(found, polls=polls, value=memory, used_at=used_at)
+        start.memory[index] = found if found.level else replace(found, recent=())
         start.watch(name, not below, at, gap, arms=False)
         return
-    recent = (*found.recent, memory)[-LEVEL_READINGS:]
-    polls, level = found.polls + 1, found.level
-    if polls >= LEVEL_POLLS:
-        level = sorted(recent)[len(recent) // 2]
-    highest = max(found.highest, level)
-    start.levels[index] = Level(recent, polls, level, highest, memory, at)
-    if highest != found.highest:
-        turn.learned = turn.learned.with_baseline(index, highest)
+    found = replace(found, recent=(*found.recent, memory)[-LEVEL_READINGS:])
+    start.memory[index] = replace(found, highest=max(found.highest, found.level))
+    if found.level > found.highest:
+        turn.learned = turn.learned.with_baseline(index, found.level)
     # Memory can be full long before the engine works: armed only after another signal was healthy too.
     servers = any(window.armed for name, window in start.windows.items() if name.startswith("health:"))
     works = servers or "progress" in turn.learned.seen
-    start.watch(name, True, at, gap, arms=works and polls >= LEVEL_POLLS)
+    start.watch(name, True, at, gap, arms=works and len(found.recent) >= LEVEL_POLLS)
 
 
 def run_gpus(turn: Turn) -> frozenset[int]:
@@ -333,13 +295,12 @@ def run_gpus(turn: Turn) -> frozenset[int]:
     If only the inference GPUs are configured, the trainer's are read from the process tree, but only if the tree also
     shows the engine's GPUs correctly: in a container the device numbers in /proc can be the host's.
     """
-    policy, tree = turn.policies, turn.start.tree
-    inference = frozenset(policy.gpu.inference)
-    if policy.gpu.trainer:
-        return inference | frozenset(policy.gpu.trainer)
-    if tree.trainer_gpus and inference <= (tree.engine_gpus | tree.trainer_gpus) and not tree.blind:
-        return inference | tree.trainer_gpus | tree.engine_gpus
-    return frozenset()
+    policy, tree = turn.policies.gpu, turn.start.tree
+    inference = frozenset(policy.inference)
+    if policy.trainer:
+        return inference | frozenset(policy.trainer)
+    held = tree.trainer_gpus | tree.engine_gpus
+    return inference | held if tree.trainer_gpus and inference <= held and not tree.blind else frozenset()
 
 
 def _observe_use(turn: Turn, gpus: Iterable[GpuSample], at: float, gap: float) -> None:
@@ -347,30 +308,27 @@ def _observe_use(turn: Turn, gpus: Iterable[GpuSample], at: float, gap: float) -
     start, ours = turn.start, run_gpus(turn)
     mine = [g for g in gpus if not ours or g.index in ours]
     unknown = [g.index for g in mine if g.state is not GpuState.OK or g.utilization_percent is None or g.mig]
-    if unknown or not mine or len(mine) < len(ours):
-        start.idle_unknown = (
-            f"not reported by GPU {unknown[0]}" if unknown else "NVML does not list every GPU of this run"
-        )
+    missing = "" if mine and len(mine) >= len(ours) else "NVML does not list every GPU of this run"
+    start.idle_unknown = f"not reported by GPU {unknown[0]}" if unknown else missing
+    if start.idle_unknown:
         start.windows["idle"] = start.of("idle").reset()
         return
-    start.idle_unknown = ""
     busy = max(g.utilization_percent or 0.0 for g in mine) >= IDLE_PERCENT
     if busy and not turn.learned.utilization_works:
         turn.learned = replace(turn.learned, utilization_works=True)
-    start.watch("idle", busy, at, gap)
-    if turn.learned.utilization_works and not start.of("idle").armed:
-        start.windows["idle"] = replace(start.of("idle"), armed=True)
+    window = start.watch("idle", busy, at, gap)
+    start.windows["idle"] = replace(window, armed=turn.learned.utilization_works)
 
 
 def _observe_own_gpus(turn: Turn, samples: dict[int, GpuSample], at: float, gap: float) -> None:
     """The memory of the GPUs that the trainer uses alone."""
-    start, policy = turn.start, turn.policies
+    start, policy = turn.start, turn.policies.gpu
     if start.tree.trainer_gpus or not start.own_gpus:  # holders are visible only while the trainer lives
-        start.own_gpus = (frozenset(policy.gpu.trainer) or run_gpus(turn)) - frozenset(policy.gpu.inference)
+        start.own_gpus = (frozenset(policy.trainer) or run_gpus(turn)) - frozenset(policy.inference)
     used = {i: memory for i in start.own_gpus if (memory := _memory(samples.get(i))) is not None}
-    start.filled |= {index for index, memory in used.items() if memory >= policy.gpu.loaded}
+    start.filled |= {index for index, memory in used.items() if memory >= policy.loaded}
     known = bool(start.own_gpus) and len(used) == len(start.own_gpus)
-    full = any(memory >= policy.gpu.floor for memory in used.values()) if known else None
+    full = any(memory >= policy.floor for memory in used.values()) if known else None
     start.watch("trainer-gpus", full, at, gap, arms=bool(start.filled))
 
 
@@ -379,69 +337,52 @@ def _observe_own_gpus(turn: Turn, samples: dict[int, GpuSample], at: float, gap:
 
 def observe_servers(turn: Turn) -> None:
     start, reading = turn.start, turn.snapshot.inference
-    readable = reading.ok and bool(reading.value)
-    if readable and start.paces.get("inference", UNPACED).last == reading.at:
+    samples = reading.value or () if reading.ok else ()
+    if samples and start.read.get("inference", ())[-1:] == (reading.at,):
         return
-    asked = {s.url for s in reading.value or ()} if readable else set()
-    for name, window in start.windows.items():
-        if name.startswith(("health:", "sick:", "liveness:", "tokens:")) and name.partition(":")[2] not in asked:
-            start.windows[name] = window.observe(None, max(reading.at, turn.at))
-    if not readable:
-        start.paces.pop("inference", None)
+    asked = frozenset(s.url for s in samples)
+    start.lost(("health:", "sick:", "liveness:", "tokens:"), max(reading.at, turn.at), asked)
+    if not samples:
+        start.read.pop("inference", None)
         return
-    pace = start.paces["inference"] = start.paces.get("inference", UNPACED).observe(reading.at)
-    start.servers = {
-        s.url: _ask(turn, start.servers.get(s.url, Server(s.url)), s, reading.at, pace.gap())
-        for s in reading.value or ()
-    }
+    gap = max(GAP_SECONDS, 3.0 * start.pace("inference", reading.at))
+    start.servers = {s.url: _observe_server(turn, s, reading.at, gap) for s in samples}
 
 
-def _ask(turn: Turn, old: Server, sample: InferenceSample, at: float, gap: float) -> Server:
+def _observe_server(turn: Turn, sample: InferenceSample, at: float, gap: float) -> Server:
     start, url, health = turn.start, sample.url, sample.health
-    arms = not turn.is_extra(sample)
+    old, arms = start.servers.get(url, Server(sample)), not turn.is_extra(sample)
     ok, dead = health is Health.OK, health in (Health.REFUSED, Health.UNHEALTHY)
     lively = None if sample.liveness is None else sample.liveness is Liveness.OK
-    healthy = start.watch(f"health:{url}", True if ok else False if dead else None, at, gap, arms=arms).armed
+    before, tokens = (old.newest.generation_tokens_total, sample.generation_tokens_total)
+    known = tokens is not None and before is not None and url in start.servers
+    grew = known and (tokens or 0.0) > (before or 0.0)
+    stuck = tokens == before and (sample.requests_running or 0.0) > 0 and not sample.asleep
+    healthy = start.watch(f"health:{url}", ok or (False if dead else None), at, gap, arms=arms).armed
     start.watch(f"liveness:{url}", lively, at, gap, arms=arms)
-    _observe_tokens(start, old, sample, at, gap, arms=arms)
+    start.watch(f"tokens:{url}", not stuck if known else None, at, gap, arms=arms and grew)
     start.watch(f"sick:{url}", ok, at, gap, arms=arms)
     if sample.asleep and arms:
         turn.saw("sleep")
-    tokens, running = sample.generation_tokens_total, sample.requests_running
-    grew = tokens is not None and old.tokens is not None and tokens > old.tokens
-    work = None if running is None else running > 0 or (sample.requests_waiting or 0.0) > 0
     declared = at if health is Health.UNHEALTHY and healthy else None if ok else old.declared_at
-    return Server(
-        url, health, tokens, old.counts or tokens is not None, at if grew else old.grew_at, work, not sample.asleep,
-        declared,
-    )  # fmt: skip
+    return Server(sample, old.counts or tokens is not None, at if grew else old.grew_at, declared)
 
 
-def _observe_tokens(start: Start, old: Server, sample: InferenceSample, at: float, gap: float, *, arms: bool) -> None:
-    """Failing: requests run, and no token is made."""
-    tokens, running = sample.generation_tokens_total, sample.requests_running
-    good: bool | None = None
-    grew = tokens is not None and old.tokens is not None and tokens > old.tokens
-    if tokens is not None and old.tokens is not None:
-        good = not (tokens == old.tokens and running is not None and running > 0 and not sample.asleep)
-    start.watch(f"tokens:{sample.url}", good, at, gap, arms=arms and grew)
-
-
-# -- out of memory -----------------------------------------------------------------------------------------------------
+# -- out of memory, and what was healthy -------------------------------------------------------------------------------
 
 
 def observe_ooms(turn: Turn) -> None:
-    """When the OOM-kill counter of the run's cgroup grew."""
-    start, host = turn.start, turn.snapshot.host
-    now = host.value.oom_kills if host.ok and host.value is not None else None
-    if now is None or now == start.ooms:
+    """When the OOM-kill counter of the trainer's cgroup grew. A lower number is the counter of a new cgroup (training
+    was restarted): all its kills are new."""
+    start, machine, host = turn.start, turn.machine, turn.snapshot.host
+    if not host.ok or host.value is None or host.value.oom_kills is None:
         return
-    if start.ooms is not None and now > start.ooms:
-        start.oom_at = (*start.oom_at, host.at)[-OOMS_LISTED:]
-    start.ooms = now
-
-
-# -- what was healthy --------------------------------------------------------------------------------------------------
+    if start.host_read_at is None:
+        start.host_read_at = host.at
+    now, before = host.value.oom_kills, machine.ooms
+    grown = 0 if before is None else now - before if now >= before else now
+    kills = (*machine.oom_kills, (host.at, grown)) if grown else machine.oom_kills
+    machine.ooms, machine.oom_kills = now, tuple(kill for kill in kills if host.at - kill[0] < OOM_SHOWN_SECONDS)
 
 
 def remember_armed(turn: Turn) -> None:

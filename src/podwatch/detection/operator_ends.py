@@ -8,12 +8,13 @@ this wait.
 """
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from podwatch.detection.observe import Turn
 from podwatch.detection.start import CONTEXTS, ENGINE_ROLES, Start
 from podwatch.domain.process import ExitStatus, ProcessRole
-from podwatch.domain.snapshot import Snapshot, Supervision, TrainerSample
+from podwatch.domain.snapshot import Supervision
 
 ATTACH_EXIT_WAIT_SECONDS = 120.0
 """Wait before acting on an end that an operator may have caused. The slowest known shutdown is prime-rl's (60 s for
@@ -29,27 +30,14 @@ waits up to 5 s for each of its threads (one for each child, environments includ
 INTERRUPTED = "interrupted"
 """The shipped log rule whose match says that a process of the run received SIGINT or SIGTERM."""
 SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-"""Sent by Ctrl-C, Ctrl-backslash, ``kill`` and a closed terminal. Others (SIGKILL, SIGSEGV, SIGBUS, ...) are failures.
-"""
-CODES = frozenset(128 + number for number in SIGNALS)
-"""The exit codes by which shells report these signals."""
+"""Sent by Ctrl-C, Ctrl-backslash, ``kill`` and a closed terminal; shells report them as exit codes of 128 and more.
+Others (SIGKILL, SIGSEGV, SIGBUS, ...) are failures."""
 TRAINER_NAMES = frozenset({str(ProcessRole.TRAINER), CONTEXTS})
-
-
-def _of_unknown_names(turn: Turn, since: float, declared: bool) -> str:
-    """The same where no process is known to be the trainer, as with a layout of the operator's own. A server that only
-    refuses may have been stopped with the rest of the run."""
-    if not declared:
-        return "no process is known to be the trainer, and no server reported the death of its engine"
-    ended = turn.start.other_ended
-    if ended is not None and ended >= since - ONE_END_SECONDS:
-        return "the whole run may be ending (another of its processes ended too)"
-    return ""
 
 
 def looks_interrupted(status: ExitStatus) -> bool:
     """Whether it ended with a signal that terminals and operators send; False if its exit status is unknown."""
-    return status.signal in SIGNALS or status.code in CODES
+    return status.signal in SIGNALS or (status.code or 0) - 128 in SIGNALS
 
 
 def trainer_role_ended_at(start: Start) -> float | None:
@@ -74,79 +62,60 @@ class Wait:
 
 
 def operator_wait(
-    turn: Turn,
-    trainer: TrainerSample,
-    since: float,
-    status: ExitStatus | None = None,
-    about: ProcessRole = ProcessRole.ENGINE,
+    turn: Turn, since: float, status: ExitStatus | None = None, about: ProcessRole = ProcessRole.ENGINE
 ) -> Wait | None:
     """The remaining wait for the operator after an end first seen at ``since``; None if podwatch acts on it now.
 
     ``status``: the launcher's exit status, if it has ended. ``about``: the role that ended, if the launcher lives.
     """
     near: dict[str, float] = {}
-    began = since
+    began, used = since, turn.trainer.terminal_used_wall
     for name, at in sorted(turn.start.ended_roles().items(), key=lambda end: -end[1]):
         if at >= began - ONE_END_SECONDS:  # a chain: each end at most this long before the next
             near[name] = at
             began = min(began, at)
-    why = _why(near, turn.snapshot, trainer, began, status, about)
-    if not why:
-        return None
-    used = trainer.terminal_used_wall
+    why = _why(turn, near, began, status, about)
     typed = used is not None and used >= turn.snapshot.wall - (turn.at - since) - TERMINAL_WAIT_SECONDS
     left = (TERMINAL_WAIT_SECONDS if typed else ATTACH_EXIT_WAIT_SECONDS) - (turn.at - max((since, *near.values())))
-    return Wait(left, why + (", and its terminal was used recently" if typed else "")) if left > 0.0 else None
+    why += ", and its terminal was used recently" if why and typed else ""
+    return Wait(left, why) if why and left > 0.0 else None
 
 
 def _why(
-    near: dict[str, float],
-    snapshot: Snapshot,
-    trainer: TrainerSample,
-    began: float,
-    status: ExitStatus | None,
-    about: ProcessRole,
-) -> str:
-    if trainer.by_hand:
+    turn: Turn, ended: Iterable[str], began: float, status: ExitStatus | None = None,
+    about: ProcessRole = ProcessRole.ENGINE,
+) -> str:  # fmt: skip
+    """Why an operator may have ended it, as a clause; empty if nothing says so."""
+    if turn.trainer.by_hand:
         return "podwatch did not start this trainer"
     if status is not None and looks_interrupted(status):
         return f"it ended with {status.describe()}, which operators and terminals send"
-    if _interrupt_logged(snapshot, began):
+    # The inference server's log does not count: vLLM sends SIGTERM to its own processes when it dies.
+    logged = [m for m in turn.snapshot.logs.value or () if m.rule == INTERRUPTED and m.role != ProcessRole.INFERENCE]
+    if any(match.last_at >= began - INTERRUPT_SECONDS for match in logged):
         return "its log reports an interrupt"
     alone = TRAINER_NAMES if about is ProcessRole.TRAINER else ENGINE_ROLES
-    if status is None and (others := [name for name in near if name not in alone]):
+    if status is None and (others := [name for name in ended if name not in alone]):
         return f"the whole run may be ending ({', '.join(others)} ended too)"
     return ""
 
 
-def _interrupt_logged(snapshot: Snapshot, began: float) -> bool:
-    """Whether a log reports an interrupt. The inference server's log does not count: vLLM sends SIGTERM to its own
-    processes when it dies."""
-    reading = snapshot.logs
-    return reading.ok and any(
-        match.rule == INTERRUPTED and match.role != ProcessRole.INFERENCE and match.last_at >= began - INTERRUPT_SECONDS
-        for match in reading.value or ()
+def perhaps_intended(turn: Turn, since: float, *, declared: bool) -> bool:
+    """Whether the end of the engine at ``since`` (monotonic) may have been intended or be part of the end of the whole
+    run. Used for a verdict without a window, so anything that cannot be observed counts. ``declared``: the engine's own
+    server reported its death."""
+    start, trainer, logs = turn.start, turn.trainer, turn.snapshot.logs
+    if trainer.supervision is not Supervision.SUPERVISED or not logs.ok or logs.at <= since:
+        return True
+    if _why(turn, start.ended_roles(), since):
+        return True
+    if not TRAINER_NAMES & start.present:
+        # No process is known to be the trainer: a server that only refuses may have been stopped with the whole run.
+        ended = start.other_ended
+        if not declared or (ended is not None and ended >= since - ONE_END_SECONDS):
+            return True
+    return any(
+        end.seen_at >= since - ONE_END_SECONDS
+        and (looks_interrupted(end.status) or (end.role is ProcessRole.ENGINE and end.status.clean))
+        for end in trainer.ends  # vLLM's engine exits with 0 only on request
     )
-
-
-def perhaps_intended(turn: Turn, trainer: TrainerSample, since: float, *, declared: bool) -> str:
-    """Why the end of the engine at ``since`` (monotonic) may have been intended or be part of the end of the whole run;
-    empty if all evidence is against it. Used for a verdict without a window, so anything that cannot be observed counts
-    as a reason. ``declared``: the engine's own server reported its death."""
-    if trainer.supervision is not Supervision.SUPERVISED:
-        return "podwatch did not start this trainer, or does not see how it ends"
-    if others := [name for name in turn.start.ended_roles() if name not in ENGINE_ROLES]:
-        return f"the whole run may be ending ({', '.join(others)} ended too)"
-    if not TRAINER_NAMES & turn.start.present and (why := _of_unknown_names(turn, since, declared)):
-        return why
-    logs = turn.snapshot.logs
-    if not logs.ok or logs.at <= since:
-        return "the logs have not been read since"
-    if _interrupt_logged(turn.snapshot, since):
-        return "its log reports an interrupt"
-    for end in trainer.ends:
-        # vLLM's engine exits with 0 only on request.
-        asked = end.role is ProcessRole.ENGINE and end.status.clean
-        if end.seen_at >= since - ONE_END_SECONDS and (asked or looks_interrupted(end.status)):
-            return f"a process of the run ended with {end.status.describe()}"
-    return ""

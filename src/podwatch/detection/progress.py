@@ -11,20 +11,15 @@ WATCHED_SECONDS = 120.0
 """A start first seen within this time was watched from its beginning."""
 SAME_INSTANT_SECONDS = 0.05
 """Two step numbers this close are one write seen twice; nothing is learned from them."""
-
 BELOW = 2
-SAVE_FLOOR_SECONDS = 3600.0
-"""Time allowed for a save before any was measured: 47 GB onto a network volume at 15 MB/s take 52 minutes."""
-SAVE_K = 3.0
-"""Time allowed for a save, as a multiple of the longest one seen. A save that hangs must not hide a hang forever."""
-
+"""Steps in a row below the highest one: a single one can be an odd line."""
 _RANK = {ProgressSource.STEP_LINE: 0, ProgressSource.MARKER: 1, ProgressSource.CHECKPOINT: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """Two steps in a row were below the highest one of their source (a single one can be an odd line). ``since``: the
-    first of them; ``top_at``: when the highest was shown."""
+    """Two steps in a row were below the highest one of their source. ``since``: the first of them; ``top_at``: when the
+    highest was shown."""
 
     top: int
     top_at: float
@@ -34,24 +29,30 @@ class Fall:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The newest number of one source, and whether its numbers went back."""
+    """The newest number of one source. ``top``: the highest step that it showed before it went back, and when; while it
+    goes back, ``below`` samples were lower. ``fall``: the newest time that it went back."""
 
     source: ProgressSource
     role: str
     step: int
     at: float
     top: int = 0
-    """The highest step that it showed before it went back, and when; while it goes back, ``below`` samples were
-    lower."""
     top_at: float = 0.0
     below: int = 0
     fell_at: float = 0.0
     fall: Fall | None = None
-    """The newest time that it went back."""
 
     @property
     def trained(self) -> bool:
         return is_training(self.role)
+
+    def show(self, step: int, at: float) -> "Stream":
+        """The source after this step. It goes back while its steps are below the highest that it has shown."""
+        if step >= self.top:
+            return replace(self, step=step, at=at, top=step, top_at=at, below=0)
+        fell_at, below = self.fell_at if self.below else at, self.below + 1
+        fall = Fall(self.top, self.top_at, step, fell_at) if below == BELOW else self.fall
+        return replace(self, step=step, at=at, below=below, fell_at=fell_at, fall=fall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,19 @@ class Progress:
     """Progress since ``started_at``. All times are monotonic seconds; ``step`` is the highest number seen.
 
     ``streams``: every source that shows numbers, also the orchestrator's, whose numbers are no steps of the trainer but
-    go back with them."""
+    go back with them. ``first_at``, ``numbered_at``: the first and the newest step number of this start."""
 
     started_at: float | None = None
     streams: tuple[Stream, ...] = ()
     step: int | None = None
     first_at: float | None = None
-    """When the first step number of this start was seen."""
     numbered_at: float | None = None
     ping_at: float | None = None
     saving_at: float | None = None
     """Newest moment at which a checkpoint was being written, within the time allowed for a save."""
     saving_since: float | None = None
-    """When the save in flight was first seen."""
+    """When the save in flight was first seen. ``save_whole``: from its beginning, so its length can be learned."""
     save_whole: bool = False
-    """That save was seen from its beginning, so its length can be learned."""
     looked: bool = False
     """A turn without a save in flight was seen."""
     watched: bool = False
@@ -88,13 +87,9 @@ class Progress:
     def newest_at(self) -> float | None:
         """The newest progress. A ping counts only while no source but checkpoints shows steps, because any process can
         send one."""
-        if self.numbered_at is None or self.ping_at is None or self.steps_between_saves:
-            return self.numbered_at if self.numbered_at is not None else self.ping_at
-        return max(self.numbered_at, self.ping_at)
-
-    @property
-    def steps_between_saves(self) -> bool:
-        return any(s.trained and s.source is not ProgressSource.CHECKPOINT for s in self.streams)
+        shown = any(s.trained and s.source is not ProgressSource.CHECKPOINT for s in self.streams)
+        times = (self.numbered_at, None if shown else self.ping_at)
+        return max((at for at in times if at is not None), default=None)
 
     @property
     def fallen(self) -> Stream | None:
@@ -105,11 +100,7 @@ class Progress:
     def active_at(self) -> float | None:
         """The newest progress or save in flight."""
         newest = self.newest_at
-        if newest is None:
-            return None
-        if self.saving_at is not None:
-            newest = max(newest, self.saving_at)
-        return newest + self.lost_seconds
+        return None if newest is None else max(newest, self.saving_at or newest) + self.lost_seconds
 
     @property
     def awaited_since(self) -> float | None:
@@ -118,8 +109,9 @@ class Progress:
 
 
 def save_limit(learned: Learned) -> float:
-    """Seconds after which a save in flight no longer explains missing progress."""
-    return max(SAVE_FLOOR_SECONDS, SAVE_K * max(learned.save_seconds, default=0.0))
+    """Seconds after which a save in flight no longer explains missing progress: one that hangs must not hide a hang
+    forever. Before one was measured an hour: 47 GB onto a network volume at 15 MB/s take 52 minutes."""
+    return max(3600.0, 3.0 * max(learned.save_seconds, default=0.0))
 
 
 def target_reached(progress: Progress, policies: Policies) -> bool:
@@ -129,39 +121,30 @@ def target_reached(progress: Progress, policies: Policies) -> bool:
 
 
 def follow(
-    progress: Progress,
-    reading: Reading[tuple[ProgressSample, ...]],
-    *,
-    at: float,
-    saving: bool,
-    learned: Learned,
+    progress: Progress, reading: Reading[tuple[ProgressSample, ...]], *, at: float, saving: bool, learned: Learned
 ) -> tuple[Progress, Learned]:
     """Process one reading. Samples from before the start and unchanged step numbers are not progress."""
-    if saving or progress.saving_since is not None or not progress.looked:
-        progress, learned = _follow_save(progress, at, saving, learned)
+    progress, learned = _follow_save(progress, at, saving, learned)
     if not reading.ok or reading.value is None or reading.value is progress.taken:
         return progress, learned
-    before = progress.newest_at
-    for sample in _since_start(reading.value, progress.started_at):
-        progress, learned = _take(progress, sample, learned)
+    before, started = progress.newest_at, progress.started_at
+    for sample in sorted(reading.value, key=lambda s: s.at):
+        if started is None or sample.at >= started:
+            progress, learned = _take(progress, sample, learned)
     lost = progress.lost_seconds if progress.newest_at == before else 0.0
     return replace(progress, taken=reading.value, lost_seconds=lost), learned
 
 
 def _follow_save(progress: Progress, at: float, saving: bool, learned: Learned) -> tuple[Progress, Learned]:
+    since = progress.saving_since
+    if saving and since is None:
+        progress = replace(progress, saving_since=at, save_whole=progress.looked)
     if saving:
-        since = at if progress.saving_since is None else progress.saving_since
-        whole = progress.looked if progress.saving_since is None else progress.save_whole
-        excused = at if at - since <= save_limit(learned) else progress.saving_at
-        return replace(progress, saving_since=since, save_whole=whole, saving_at=excused), learned
-    if progress.saving_since is not None and progress.save_whole:
-        learned = learned.with_save(at - progress.saving_since)
-    return replace(progress, saving_since=None, save_whole=False, looked=True), learned
-
-
-def _since_start(samples: Iterable[ProgressSample], started_at: float | None) -> list[ProgressSample]:
-    found = [s for s in samples if started_at is None or s.at >= started_at]
-    return found if len(found) < 2 else sorted(found, key=lambda s: s.at)
+        excused = at - (at if since is None else since) <= save_limit(learned)
+        return replace(progress, saving_at=at) if excused else progress, learned
+    if since is not None and progress.save_whole:
+        learned = learned.add(save_seconds=at - since)
+    return progress if since is None and progress.looked else replace(progress, saving_since=None, looked=True), learned
 
 
 def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple[Progress, Learned]:
@@ -173,40 +156,23 @@ def _take(progress: Progress, sample: ProgressSample, learned: Learned) -> tuple
     # A lower number counts too: a trainer that went back to an older step still makes progress.
     if old is not None and (sample.step == old.step or sample.at <= old.at):
         return progress, learned
-    new = _stream(old, sample, sample.step)
+    new = (old or Stream(sample.source, sample.role, 0, 0.0)).show(sample.step, sample.at)
     streams = (*(s for s in progress.streams if s is not old), new)
     progress = replace(progress, streams=tuple(sorted(streams, key=lambda s: (s.source, s.role))))
     if not sample.trained:
         return progress, learned
-    if old is not None and new.step > old.step and _leads(new, streams):
+    if old is not None and new.step > old.step and new.at - old.at > SAME_INSTANT_SECONDS and _leads(new, streams):
         gap = new.at - old.at
-        if gap > SAME_INSTANT_SECONDS:
-            between_pings = new.source is ProgressSource.CHECKPOINT and progress.ping_at is not None
-            learned = learned.with_interval(gap / (new.step - old.step), None if between_pings else gap)
-    if progress.first_at is None and progress.started_at is not None and progress.watched:
-        # A podwatch that started later sees a later step first and learns no start-up time from it.
-        learned = learned.with_startup(sample.at - progress.started_at)
-    return (
-        replace(
-            progress,
-            step=max(progress.step if progress.step is not None else sample.step, sample.step),
-            first_at=progress.first_at if progress.first_at is not None else sample.at,
-            numbered_at=max(progress.numbered_at or sample.at, sample.at),
-        ),
-        learned,
-    )
-
-
-def _stream(old: Stream | None, sample: ProgressSample, step: int) -> Stream:
-    """The source after this sample. It goes back while its steps are below the highest that it has shown."""
-    if old is None:
-        return Stream(sample.source, sample.role, step, sample.at, step, sample.at)
-    if step >= old.top:
-        return replace(old, step=step, at=sample.at, top=step, top_at=sample.at, below=0)
-    fell_at = sample.at if not old.below else old.fell_at
-    below = old.below + 1
-    fall = Fall(old.top, old.top_at, step, fell_at) if below == BELOW else old.fall
-    return replace(old, step=step, at=sample.at, below=below, fell_at=fell_at, fall=fall)
+        learned = learned.add(step_seconds=gap / (new.step - old.step))
+        if new.source is not ProgressSource.CHECKPOINT or progress.ping_at is None:  # pings come between saves
+            learned = learned.add(gap_seconds=gap)
+    if progress.first_at is None:
+        progress = replace(progress, first_at=sample.at)
+        if progress.started_at is not None and progress.watched:
+            # A podwatch that started later sees a later step first and learns no start-up time from it.
+            learned = learned.add(startups=sample.at - progress.started_at)
+    step = sample.step if progress.step is None else max(progress.step, sample.step)
+    return replace(progress, step=step, numbered_at=max(progress.numbered_at or sample.at, sample.at)), learned
 
 
 def _leads(stream: Stream, streams: Iterable[Stream]) -> bool:

@@ -22,31 +22,51 @@ from podwatch.detection.start import Machine, Start
 from podwatch.detection.training_metrics import training_health
 from podwatch.detection.warnings import gpu_health, resources
 from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
-from podwatch.domain.snapshot import Desired, Snapshot
+from podwatch.domain.snapshot import Desired, Snapshot, TrainerSample
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """``name``: stable, a section of docs/detection.md. ``judge``: a reading that is missing is no evidence and leads
-    to no verdict. ``kinds``: the findings that it can raise."""
+    to no verdict. ``kinds``: the findings that it can raise. ``needs``: what is missing skips the rule."""
 
     name: str
     judge: Callable[[Turn], Iterable[Finding]]
     kinds: tuple[FindingKind, ...]
+    needs: tuple[Callable[[Turn], bool], ...] = ()
+
+    def ask(self, turn: Turn) -> Iterable[Finding]:
+        return self.judge(turn) if all(need(turn) for need in self.needs) else ()
+
+
+def lives(turn: Turn) -> bool:
+    return turn.trainer.alive
+
+
+def wanted(turn: Turn) -> bool:
+    return turn.wanted
+
+
+def continues(turn: Turn) -> bool:
+    return turn.wanted and not turn.ending
+
+
+def servers(turn: Turn) -> bool:
+    return turn.snapshot.inference.ok
 
 
 K = FindingKind
 RULES = (
-    Rule("silent-death", silent_death, (K.SILENT_DEATH, K.MEMORY_MAY_FALL, K.GPU_MIG)),
-    Rule("inference", dead_server, (K.SILENT_DEATH,)),
+    Rule("silent-death", silent_death, (K.SILENT_DEATH, K.MEMORY_MAY_FALL, K.GPU_MIG), (lives,)),
+    Rule("inference", dead_server, (K.SILENT_DEATH,), (lives, continues, servers)),
     Rule("exits", launcher_ended, (K.TRAINER_EXITED, K.FINISHED)),
-    Rule("exits", child_ended, (K.REQUIRED_CHILD_EXITED,)),
-    Rule("hang", hang, (K.HANG, K.FINISHED)),
-    Rule("going-backwards", going_backwards, (K.GOING_BACKWARDS,)),
+    Rule("exits", child_ended, (K.REQUIRED_CHILD_EXITED,), (lives, continues)),
+    Rule("hang", hang, (K.HANG, K.FINISHED), (lives, wanted)),
+    Rule("going-backwards", going_backwards, (K.GOING_BACKWARDS,), (lives, wanted)),
     Rule("sensors", sensors, (K.SENSOR_BLIND, K.GPU_LOST, K.NO_SECOND_SIGNAL)),
     Rule("resources", resources, (K.DISK_HIGH, K.INODES_LOW, K.FILES_LOW, K.MEMORY_LOW, K.OUT_OF_MEMORY, K.SHM_LOW)),
     Rule("gpu-health", gpu_health, (K.GPU_FAULT, K.GPU_THROTTLED)),
-    Rule("checkpoint-overdue", checkpoint_overdue, (K.CHECKPOINT_OVERDUE,)),
+    Rule("checkpoint-overdue", checkpoint_overdue, (K.CHECKPOINT_OVERDUE,), (lives, continues)),
     Rule("log-rules", log_rules, (K.LOG_RULE,)),
     Rule("training-health", training_health, (K.TRAINING_HEALTH,)),
     Rule("gaps", gaps, (K.LOOP_STALLED,)),
@@ -98,9 +118,7 @@ def advance(
 ) -> tuple[DetectionState, tuple[Finding, ...]]:
     """Judge one turn of the sensing loop; ``state`` is not changed. Findings are worst first; a condition keeps its
     ``key`` and ``since``."""
-    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-    wanted = snapshot.desired is Desired.RUNNING
-    turn = Turn(snapshot, policies, state.start.copy(), state.machine.copy(), state.learned, trainer, wanted)
+    turn = turn_of(state.start.copy(), state.machine.copy(), state.learned, snapshot, policies)
     observe_gap(turn)
     _begin_start(turn)
     findings: list[Finding] = []
@@ -112,26 +130,31 @@ def advance(
     turn.ending = _is_ending(turn)
     for rule in RULES:
         try:
-            findings.extend(rule.judge(turn))
+            findings.extend(rule.ask(turn))
         except Exception as error:
             findings.append(_failed(rule.name, error, snapshot.at))
     findings.sort(key=lambda f: (_ORDER[f.severity], f.kind, f.subject))
     return DetectionState(turn.learned, turn.start, turn.machine), tuple(findings)
 
 
+def turn_of(start: Start, machine: Machine, learned: Learned, snapshot: Snapshot, policies: Policies) -> Turn:
+    """The turn before anything is observed in it."""
+    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
+    return Turn(
+        snapshot, policies, start, machine, learned, trainer or TrainerSample(), snapshot.desired is Desired.RUNNING
+    )
+
+
 def _is_ending(turn: Turn) -> bool:
-    finishing = turn.trainer is not None and turn.trainer.finish_line
-    return not turn.wanted or finishing or (
-        turn.trainer is not None and target_reached(turn.start.progress, turn.policies)
+    return not turn.wanted or turn.trainer.finish_line or (
+        turn.snapshot.trainer.ok and target_reached(turn.start.progress, turn.policies)
     )  # fmt: skip
 
 
 def confirming(state: DetectionState, snapshot: Snapshot, policies: Policies) -> bool:
     """Whether the evidence of a death is incomplete after this turn and a reading before the next poll may complete it.
     Pure; false on every healthy turn."""
-    trainer = snapshot.trainer.value if snapshot.trainer.ok else None
-    wanted = snapshot.desired is Desired.RUNNING
-    turn = Turn(snapshot, policies, state.start, state.machine, state.learned, trainer, wanted)
+    turn = turn_of(state.start, state.machine, state.learned, snapshot, policies)
     turn.ending = _is_ending(turn)
     return is_confirming(turn)
 
@@ -153,7 +176,7 @@ def _failed(name: str, error: Exception, at: float) -> Finding:
 def _begin_start(turn: Turn) -> None:
     """An empty ``Start`` at a new start of training; learned values stay."""
     trainer, at = turn.trainer, turn.at
-    if trainer is None or trainer.start_id == turn.start.id:
+    if not turn.snapshot.trainer.ok or trainer.start_id == turn.start.id:
         return
     if not trainer.start_id and turn.start.id is not None and not trainer.alive:
         return  # between two starts: the old state still describes the end

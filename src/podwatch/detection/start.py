@@ -1,43 +1,50 @@
 """What detection remembers: of one start of the trainer (``Start``), and of the machine (``Machine``)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from statistics import median, median_high
 from typing import Self
 
 from podwatch.detection.progress import Progress
-from podwatch.detection.window import FOR_GOOD, GAP_SECONDS, Pace, Window
+from podwatch.detection.window import FOR_GOOD, GAP_SECONDS, Window
 from podwatch.domain.process import ProcessIdentity, ProcessRole
-from podwatch.domain.snapshot import Health, TrainingMetrics
+from podwatch.domain.snapshot import InferenceSample, TrainingMetrics
 
 ENGINE_ROLES = frozenset({ProcessRole.ENGINE, ProcessRole.INFERENCE})
 CONTEXTS = "the trainer's CUDA contexts"
 """The name of a trainer that shows no name of its own."""
 ROLE, LIMIT, THROTTLED = "role:", "limit:", "throttled:"
 BRIDGES = {
-    ROLE: FOR_GOOD,
+    ROLE: FOR_GOOD, "launcher": FOR_GOOD,
     "sick:": GAP_SECONDS, "liveness:": GAP_SECONDS, "tokens:": GAP_SECONDS, "idle": GAP_SECONDS,
     LIMIT: 60.0,  # how long a warning stays after the last reading above its limit
     THROTTLED: 90.0,  # three readings of clocks that are not throttled
 }  # fmt: skip
 """``Window.bridges`` by the beginning of the name: windows of more than a minute, facts, and warnings."""
+PACE_READINGS = 10
+LEVEL_POLLS = 5
+"""Readings in use before a level of memory is valid (10 s at the default poll)."""
+LEVEL_READINGS = 15
+"""The level is the median of so many readings: a spike shorter than half of them (15 s) is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A process with a role. ``born``: None if its start time is unknown. ``ended_at``: the first reading without it.
-    All monotonic seconds."""
+    """A process with a role. ``born``: when it was started, else first seen. ``ended_at``: the first reading without
+    it. All monotonic seconds."""
 
     identity: ProcessIdentity
     role: ProcessRole
     name: str
-    born: float | None
-    first: float
+    born: float
     last: float
     ended_at: float | None = None
 
     @property
     def seconds(self) -> float:
         """How long it had lived when it was last seen."""
-        return self.last - (self.first if self.born is None else self.born)
+        return self.last - self.born
 
     @property
     def seen_to_end(self) -> bool:
@@ -46,34 +53,38 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """The memory of one inference GPU. ``recent``: the newest values while in use; ``level``: their median;
-    ``highest``: the highest level; ``polls``: readings in use so far; ``used_at``: the newest of them."""
+class Memory:
+    """The memory of one inference GPU. ``recent``: the newest values while in use, ``used_at``: the newest of them;
+    ``highest``: the highest level."""
 
     recent: tuple[int, ...] = ()
-    polls: int = 0
-    level: int = 0
     highest: int = 0
     value: int = -1
     used_at: float | None = None
 
+    @property
+    def level(self) -> int:
+        """The recent level; 0 before there are enough readings."""
+        return median_high(self.recent) if len(self.recent) >= LEVEL_POLLS else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The newest answers of an inference server. ``grew_at``: when it last made a token. ``work``: whether requests run
-    or wait; None if it does not report that. ``declared_at``: when it last answered 5xx after it was healthy: vLLM
-    reports its own engine as dead, while a server that is being stopped closes its socket."""
+    """An inference server. ``counts``: it has reported its tokens, so it is an engine's own server; a router, which
+    answers for the engines behind it, has none. ``grew_at``: when it last made a token. ``declared_at``: when it last
+    answered 5xx after it was healthy: vLLM reports its own engine as dead, while a server that is being stopped closes
+    its socket."""
 
-    url: str
-    health: Health = Health.TIMEOUT
-    tokens: float | None = None
+    newest: InferenceSample
     counts: bool = False
-    """It has reported its tokens: it is an engine's own server. A router, which answers for the engines behind it, has
-    none."""
     grew_at: float | None = None
-    work: bool | None = None
-    awake: bool = True
     declared_at: float | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether requests run or wait."""
+        running = self.newest.requests_running
+        return running is not None and (running > 0 or (self.newest.requests_waiting or 0.0) > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +109,11 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Consecutive unhealthy training steps; ``raised``: there were enough of them for a finding."""
+    """Consecutive unhealthy training steps, and the newest value."""
 
-    count: int = 0
-    since: float = 0.0
-    value: float = 0.0
-    raised: bool = False
+    count: int
+    since: float
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +121,8 @@ class Figures:
     """The training figures of this start. ``steps``: the newest step of each figure, because those of one step can
     arrive in separate rows. ``flat_steps``: steps without a change of the reward."""
 
-    streaks: tuple[tuple[str, Streak], ...] = ()
-    steps: tuple[tuple[str, int], ...] = ()
+    streaks: Mapping[str, Streak] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
     rewards: tuple[float, ...] = ()
     flat_since: float | None = None
     flat_steps: int = 0
@@ -122,10 +132,10 @@ class Figures:
 
 @dataclass(slots=True)
 class Windows:
-    """Windows by name."""
+    """Windows by name. ``read``: the newest times at which a sensor was read."""
 
     windows: dict[str, Window] = field(default_factory=dict)
-    paces: dict[str, Pace] = field(default_factory=dict)
+    read: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def copy(self) -> Self:
         """The same, with dictionaries of its own: all other values are never changed in place."""
@@ -143,6 +153,19 @@ class Windows:
         found = self.windows[name] = self.of(name).observe(good, at, gap, arms=arms)
         return found
 
+    def pace(self, sensor: str, at: float) -> float:
+        """Note a reading and return the usual seconds between two of them; 0 if unknown."""
+        times = self.read.get(sensor, ())
+        if not times or at > times[-1]:
+            times = self.read[sensor] = (*times, at)[-PACE_READINGS:]
+        return median(b - a for a, b in pairwise(times)) if len(times) > 1 else 0.0
+
+    def lost(self, begins: tuple[str, ...], at: float, asked: frozenset[str] = frozenset()) -> None:
+        """No reading for the windows whose names begin so, but of the objects ``asked``."""
+        for name, window in self.windows.items():
+            if name.startswith(begins) and name.partition(":")[2] not in asked:
+                self.windows[name] = window.observe(None, at)
+
     def reset(self) -> None:
         """After nothing was observed."""
         for name, window in self.windows.items():
@@ -153,7 +176,7 @@ class Windows:
 class Start(Windows):
     """One start of the trainer; the next one begins with an empty one. Names of windows: ``gpu0`` (memory), ``cuda0``
     (contexts), ``role:trainer``, ``health:URL`` (refused or 5xx), ``sick:URL`` (no 200), ``liveness:URL``,
-    ``tokens:URL``, ``idle``, ``trainer-gpus``."""
+    ``tokens:URL``, ``idle``, ``trainer-gpus``, ``launcher``."""
 
     id: str | None = None
     progress: Progress = field(default_factory=Progress)
@@ -174,7 +197,7 @@ class Start(Windows):
     """When memory was first found to be no evidence (sleep mode, MIG)."""
     minors: dict[int, int] = field(default_factory=dict)
     """The NVML index by N of /dev/nvidiaN. Empty until NVML has reported all; then both count as equal."""
-    levels: dict[int, Level] = field(default_factory=dict)
+    memory: dict[int, Memory] = field(default_factory=dict)
     mig: frozenset[int] = frozenset()
     servers: dict[str, Server] = field(default_factory=dict)
     idle_unknown: str = "not observed"
@@ -182,9 +205,8 @@ class Start(Windows):
     own_gpus: frozenset[int] = frozenset()
     """Used by the trainer alone. ``filled``: those of them that were seen full."""
     filled: frozenset[int] = frozenset()
-    ended_at: float | None = None
-    ooms: int | None = None
-    oom_at: tuple[float, ...] = ()
+    host_read_at: float | None = None
+    """The first reading of the OOM-kill counter: what it counted until then is no kill of this start."""
     saves: Saves = field(default_factory=Saves)
     figures: Figures = field(default_factory=Figures)
     raised: dict[str, float] = field(default_factory=dict)
@@ -206,13 +228,11 @@ class Machine(Windows):
     """The pod and podwatch itself; survives a new start of the trainer."""
 
     watching_since: float | None = None
-    turned_at: float | None = None
     boot_at: float | None = None
-    pace: Pace = field(default_factory=Pace)
     stall: tuple[float, float] | None = None
     """(the turn after it, its seconds) of the newest pause in podwatch's own observation."""
     troubled: dict[str, float] = field(default_factory=dict)
     """Since when each sensor gives no reading."""
     ooms: int | None = None
-    killed: int = 0
-    killed_at: float | None = None
+    oom_kills: tuple[tuple[float, int], ...] = ()
+    """When the OOM-kill counter of the trainer's cgroup grew, and by how much."""

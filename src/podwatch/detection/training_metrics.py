@@ -79,7 +79,7 @@ def training_health(turn: Turn) -> Iterator[Finding]:
             start.figures = _take(start.figures, metrics, policy)
         start.figures = replace(start.figures, taken=reading.value)
     if turn.wanted:
-        stop = policy.stop and not turn.ending and turn.trainer is not None and turn.trainer.alive
+        stop = policy.stop and not turn.ending and turn.trainer.alive
         yield from _findings(start.figures, policy, turn.at, stop)
 
 
@@ -93,13 +93,10 @@ def _take(figures: Figures, metrics: TrainingMetrics, policy: TrainingHealthSett
     for name, row in ranges(policy).items():
         if row.figure not in fresh:
             continue
-        value, old = fresh[row.figure], streaks.get(name, Streak())
-        if not row.broken_by(value):
-            streaks.pop(name, None)
-            continue
-        since = old.since if old.count else metrics.at
-        streaks[name] = Streak(old.count + 1, since, value, old.raised or old.count + 1 >= STEPS)
-    figures = replace(figures, streaks=tuple(sorted(streaks.items())), steps=tuple(sorted(steps.items())))
+        value, old = fresh[row.figure], streaks.pop(name, None) or Streak(0, metrics.at, 0.0)
+        if row.broken_by(value):
+            streaks[name] = Streak(old.count + 1, old.since, value)
+    figures = replace(figures, streaks=streaks, steps=steps)
     reward = fresh.get("reward", math.nan)
     return _take_reward(figures, reward, metrics.at, policy.plateau_steps) if math.isfinite(reward) else figures
 
@@ -150,10 +147,9 @@ def _halves(rewards: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def _findings(figures: Figures, policy: TrainingHealthSettings, at: float, stop: bool) -> Iterator[Finding]:
-    streaks = dict(figures.streaks)
-    for name, row in ranges(policy).items() if streaks else ():
-        streak = streaks.get(name)
-        if streak is not None and streak.raised:
+    for name, row in ranges(policy).items() if figures.streaks else ():
+        streak = figures.streaks.get(name)
+        if streak is not None and streak.count >= STEPS:
             summary = f"{row.means}; {row.figure} = {streak.value:.4g}, {streak.count} steps in a row"
             yield _finding(name, summary, row.fix, streak.since, at, f"{streak.value:.4g}", stop)
     if figures.falling_since is not None and figures.rewards:

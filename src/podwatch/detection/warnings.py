@@ -10,9 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from podwatch.config.settings import Policies
-from podwatch.detection.observe import Turn
+from podwatch.detection.observe import OOM_SHOWN_SECONDS, Turn
 from podwatch.detection.start import LIMIT, THROTTLED, Machine
-from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, counted
 from podwatch.domain.snapshot import GpuSample, HostSample, Reading, Snapshot, XidEvent
 
 GIB = 1 << 30
@@ -22,8 +22,6 @@ CLEAR_BELOW = 0.05
 """A warning is cleared this far below its limit."""
 CRITICAL_ABOVE = 0.98
 """Above this share the next allocation, file or segment can fail."""
-OOM_SHOWN_SECONDS = 3600.0
-"""How long an OOM kill is shown; the journal keeps it."""
 THROTTLED_SECONDS = 300.0
 """A GPU that is throttled for this long is a finding."""
 
@@ -124,7 +122,6 @@ def resources(turn: Turn) -> Iterator[Finding]:
             yield from _near(turn, row, reading.value, reading.at)
     host = turn.snapshot.host
     if host.ok and host.value is not None:
-        _count_kills(turn.machine, host.value, host.at)
         yield from _killed(turn.machine, turn.at)
         yield from _few_files(turn, host.value)
 
@@ -154,7 +151,7 @@ def _few_files(turn: Turn, host: HostSample) -> Iterator[Finding]:
         FindingKind.FILES_LOW,
         Severity.INFO,
         f"training can open only {most} files at once, and [trainer] nofile is {wanted}: the pod does not allow more",
-        turn.trainer.started_at if turn.trainer is not None and turn.trainer.started_at is not None else turn.at,
+        turn.trainer.started_at if turn.trainer.started_at is not None else turn.at,
         suggestion=f"raise the hard limit where the pod is started (docker run --ulimit nofile={wanted}:{wanted},"
         f" LimitNOFILE={wanted} in the unit), or lower [trainer] nofile",
         evidence=(Evidence("open-file limit", f"{most}, wanted {wanted}", Agreement.AGREES),),
@@ -162,29 +159,17 @@ def _few_files(turn: Turn, host: HostSample) -> Iterator[Finding]:
     )
 
 
-def _count_kills(machine: Machine, host: HostSample, at: float) -> None:
-    """OOM kills in the trainer's cgroup since the last reading."""
-    if host.oom_kills is None:
-        return
-    grown = 0 if machine.ooms is None else host.oom_kills - machine.ooms
-    # A lower number is the counter of a new cgroup (training was restarted): all its kills are new.
-    grown = host.oom_kills if grown < 0 else grown
-    if machine.killed_at is not None and at - machine.killed_at >= OOM_SHOWN_SECONDS:
-        machine.killed = 0
-    machine.ooms, machine.killed = host.oom_kills, machine.killed + grown
-    machine.killed_at = at if grown else machine.killed_at
-
-
 def _killed(machine: Machine, at: float) -> Iterator[Finding]:
-    if machine.killed and machine.killed_at is not None and at - machine.killed_at < OOM_SHOWN_SECONDS:
+    number, since = sum(grown for _, grown in machine.oom_kills), max((a for a, _ in machine.oom_kills), default=0.0)
+    if number and at - since < OOM_SHOWN_SECONDS:
         yield Finding(
             FindingKind.OUT_OF_MEMORY,
             Severity.CRITICAL,
-            f"the kernel killed {machine.killed} process{'es' if machine.killed > 1 else ''} because memory ran out in"
-            " the trainer's cgroup",
-            machine.killed_at,
+            f"the kernel killed {counted(number, 'process', 'processes')} because memory ran out in the trainer's"
+            " cgroup",
+            since,
             suggestion="use a bigger pod, fewer workers, or less of /dev/shm; `dmesg` names the process, if readable",
-            evidence=(Evidence("oom kills", str(machine.killed), Agreement.AGREES, at - machine.killed_at),),
+            evidence=(Evidence("oom kills", str(number), Agreement.AGREES, at - since),),
         )
 
 

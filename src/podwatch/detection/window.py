@@ -1,16 +1,20 @@
-"""One signal over time: was it healthy in this start of the trainer, and since when has it failed without a gap?"""
+"""One signal over time: was it healthy in this start of the trainer, and since when has it failed without a gap? What a
+rule says of it (``Signal``), and the verdict that only two of them can give.
 
+Nothing else in this package can ask for the restart of a living trainer; the end of the launcher (``exits.py``) leaves
+nothing to kill.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 
-from podwatch.domain.finding import Agreement, Evidence
+from podwatch.domain.finding import Agreement, Evidence, Finding, FindingKind, Severity, Verdict
 
 GAP_SECONDS = 30.0
 """Readings further apart than this (or than three intervals of the sensor) do not form one window. Windows of more than
 a minute bridge a gap of this length and do not count it."""
 FOR_GOOD = float("inf")
 """``bridges`` of a fact, such as the end of a process: not being able to observe does not undo it."""
-PACE_SAMPLES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +60,19 @@ class Window:
         return self.armed and self.lasts(seconds) and self.samples >= samples
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The interval between a sensor's readings, learned from the readings."""
-
-    last: float | None = None
-    gaps: tuple[float, ...] = ()
-
-    def observe(self, at: float) -> "Pace":
-        if self.last is None or at <= self.last:
-            return Pace(at, self.gaps) if self.last is None else self
-        return Pace(at, (*self.gaps, at - self.last)[-PACE_SAMPLES:])
-
-    def gap(self, least: float = GAP_SECONDS) -> float:
-        """Three times the median interval, at least ``least`` seconds."""
-        return max(least, 3.0 * median(self.gaps)) if self.gaps else least
+def fact(since: float, at: float, *, armed: bool = True) -> Window:
+    """The window of what was seen to begin at ``since`` and holds at ``at``."""
+    return Window(armed, since, at, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
     """A signal as a rule judges it now. ``window``: behind a signal that agrees; only that one can be half of a
-    verdict."""
+    verdict. One that cannot be observed agrees with nothing."""
 
     name: str
     value: str
-    agreement: Agreement
+    agreement: Agreement = Agreement.UNAVAILABLE
     seconds: float = 0.0
     window: Window | None = None
 
@@ -89,31 +81,52 @@ class Signal:
         return Evidence(self.name, self.value, self.agreement, self.seconds)
 
 
-def failing(
-    name: str, value: str, window: Window, seconds: float = 0.0, samples: int = 1, *, early: str = ""
-) -> Signal:
-    """A signal that agrees if its window counts; otherwise it is unavailable. ``early``: its value until then."""
-    if window.counts(seconds, samples):
-        return Signal(name, value, Agreement.AGREES, window.seconds, window)
-    return Signal(name, early or f"{value}, not long enough", Agreement.UNAVAILABLE, window.seconds)
-
-
 def signal(
     name: str, window: Window, value: str, *, unseen: str = "", sound: str = "ok",
     never: str = "never healthy during this start", seconds: float = 0.0, samples: int = 1, early: str = "",
 ) -> Signal:  # fmt: skip
     """What a window says. It agrees only if it was healthy in this start and has failed for ``seconds`` at so many
-    ``samples``. ``unseen``: why it cannot be observed now, and then it agrees with nothing; ``never``: the value before
-    it was healthy, ``sound``: while it is, ``value``: while it fails, and ``early`` until it has failed for long."""
+    ``samples``. ``unseen``: why it cannot be observed now; ``never``: the value before it was healthy, ``sound``: while
+    it is, ``value``: while it fails, and ``early`` until it has failed for long."""
     if unseen or not window.armed:
-        return unavailable(name, unseen or never, window.seconds)
-    return healthy(name, sound) if window.since is None else failing(name, value, window, seconds, samples, early=early)
+        return Signal(name, unseen or never, seconds=window.seconds)
+    if window.since is None:
+        return healthy(name, sound)
+    if window.counts(seconds, samples):
+        return Signal(name, value, Agreement.AGREES, window.seconds, window)
+    return Signal(name, early or f"{value}, not long enough", seconds=window.seconds)
 
 
 def healthy(name: str, value: str, seconds: float = 0.0) -> Signal:
     return Signal(name, value, Agreement.DISAGREES, seconds)
 
 
-def unavailable(name: str, value: str, seconds: float = 0.0) -> Signal:
-    """A signal that cannot be observed agrees with nothing."""
-    return Signal(name, value, Agreement.UNAVAILABLE, seconds)
+def agreeing(signals: Iterable[Signal]) -> list[Signal]:
+    """The signals whose window was armed and has failed for its whole time."""
+    return [s for s in signals if s.window is not None and s.window.counts()]
+
+
+def names(signals: Iterable[Signal]) -> str:
+    return ", ".join(s.name for s in agreeing(signals))
+
+
+def judged(
+    kind: FindingKind, summary: str, since: float, first: Signal, second: Sequence[Signal], *, subject: str,
+    waits: str = "", alone: str = "", more: Sequence[Evidence] = (), worse: bool = False,
+) -> Finding:  # fmt: skip
+    """A verdict if ``first`` and one of ``second`` are armed, failing windows; otherwise a warning.
+
+    ``waits``: why podwatch does not act yet, as the suggestion; empty: it acts now. ``alone``: the suggestion without a
+    second signal. ``worse``: critical even then."""
+    dead = bool(agreeing((first,)) and agreeing(second))
+    return Finding(
+        kind,
+        Severity.CRITICAL if dead or worse else Severity.WARNING,
+        summary,
+        since,
+        suggestion=waits if dead else alone,
+        verdict=Verdict.RESTART if dead else Verdict.NONE,
+        confirmed=dead and not waits,
+        evidence=(first.evidence, *(s.evidence for s in second), *more),
+        subject=subject,
+    )
