@@ -287,7 +287,7 @@ class FlatCatalogue:
 
     @property
     def sets(self) -> tuple[CheckpointSet, ...]:
-        records: Any = SimpleNamespace(decided={}, doubted=set(), restored=set(), origins=self.world.origins)
+        records: Any = SimpleNamespace(all=(), decided={}, doubted=set(), restored=set(), origins=self.world.origins)
         return self.held.mark(self._found, records)
 
     def rescan(self, *, writers_ended: bool = False, list_again: bool = False) -> tuple[CheckpointSet, ...]:
