@@ -5,8 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from podwatch.app.held_back_findings import believed_progress
 from podwatch.checkpoints.held_back import HeldBack, implausible
 from podwatch.checkpoints.records import CheckpointRecord, CheckpointRecords, RecordedFile, RecordSource
+from podwatch.checkpoints.shapes import StepSeen
 from podwatch.domain.checkpoint import NO_TRAINING, CheckpointSet, Completeness, HeldAs, newest_complete, newest_whole
 from podwatch.domain.run import Lineage
 from podwatch.domain.stored_checkpoint import StoredCheckpoint
@@ -65,6 +67,20 @@ def test_what_was_deleted_shows_how_far_training_was() -> None:
 
 def test_a_first_save_at_step_zero_gives_no_interval() -> None:
     assert odd(0, 500, shown=499) == []
+
+
+def test_a_copy_that_was_cut_off_is_no_progress_and_saves_that_are_never_complete_are() -> None:
+    def cut(step: int) -> CheckpointSet:
+        return replace(saved(step), completeness=Completeness.INCOMPLETE)
+
+    def shown(*sets: CheckpointSet) -> int:
+        (one,) = believed_progress((StepSeen("checkpoint", max(s.step for s in sets), 1.0),), sets)
+        return one.step
+
+    assert shown(saved(10), saved(20), saved(30), cut(99_999)) == 30
+    assert shown(saved(10), saved(20), cut(30), cut(40), cut(50), cut(60)) == 60
+    assert shown(cut(10), cut(20)) == 20
+    assert shown(saved(10), cut(500)) == 500, "no interval is known"
 
 
 def test_where_no_step_is_visible_nothing_is_held() -> None:

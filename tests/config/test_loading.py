@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -185,6 +186,18 @@ def test_secrets_in_the_file_are_refused_and_not_repeated(text: str) -> None:
     assert len(found) == 1
     assert "a secret in the configuration" in found[0]
     assert "hush" not in found[0]
+
+
+@pytest.mark.parametrize("key", ["password", "api_key", "secret_key", "application_key"])
+@pytest.mark.parametrize("where", ["flag", "environment", "list of tables"])
+def test_an_unknown_key_that_is_called_like_a_secret_is_a_problem_wherever_it_is_given(key: str, where: str) -> None:
+    text = MINIMAL + (f'[[hooks]]\non = ["check"]\n{key} = "hush"\n' if where == "list of tables" else "")
+    environ = {"PODWATCH_HTTP": json.dumps({key: "hush"})} if where == "environment" else {}
+    flags: dict[str, object] = {f"http.{key}": "hush"} if where == "flag" else {}
+    with pytest.raises(ConfigurationProblems) as caught:
+        load_text(text, None, environ=environ, overrides=flags)
+    assert key in str(caught.value)
+    assert "hush" not in str(caught.value)
 
 
 def test_harmless_names_are_no_secrets() -> None:

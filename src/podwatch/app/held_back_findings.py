@@ -8,7 +8,9 @@ both, so that a restarted podwatch neither publishes nor accepts a checkpoint th
 it. The other methods are for the event loop.
 """
 
+import itertools
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from podwatch.checkpoints.held_back import HeldBack
@@ -227,9 +229,8 @@ class Implausible:
 
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:
     """``seen`` without implausible steps. A layout reports the highest checkpoint directory; if that is not of the
-    current lineage, or not complete (a copy that was cut off has any number), the newest complete checkpoint of the
-    lineage replaces it."""
-    line = {s.step: s for s in sets if s.of_line and s.complete}
+    current lineage, or not scanned yet, the newest checkpoint of the lineage replaces it."""
+    line = {s.step: s for s in _in_reach([s for s in sets if s.of_line])}
     odd = {s.step for s in sets if s.held_as is HeldAs.IMPLAUSIBLE}
     newest = max(line, default=None)
     found = []
@@ -242,3 +243,15 @@ def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...
         elif newest is not None:
             found.append(StepSeen(one.role, newest, line[newest].changed_wall))
     return tuple(found)
+
+
+def _in_reach(sets: Sequence[CheckpointSet]) -> Iterator[CheckpointSet]:
+    """Without those that are not complete and far above the save before them: a copy that was cut off has any number.
+    How far saves lie apart is known from two complete ones on."""
+    complete = [s.step for s in sorted(sets, key=lambda s: s.step) if s.complete]
+    interval = max((high - low for low, high in itertools.pairwise(complete)), default=0)
+    before: int | None = None
+    for one in sorted(sets, key=lambda s: s.step):
+        if one.complete or before is None or not interval or one.step <= before + 2 * interval:
+            before = one.step
+            yield one

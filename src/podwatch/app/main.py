@@ -234,7 +234,8 @@ class Daemon:
             return
         self._remembered = known
         self._parts.run.journal.post(Journal.learn, LEARNED, state.learned.to_json())
-        self._parts.run.journal.post(Journal.learn, READ_SO_FAR, read)
+        if read:  # else nothing was read yet: what an earlier podwatch read stays known
+            self._parts.run.journal.post(Journal.learn, READ_SO_FAR, read)
         self._parts.bus.save()
 
     async def _rescan(self) -> None:
@@ -432,7 +433,7 @@ class Daemon:
         ):
             await briefly(end(), budget.seconds(STEP_SECONDS))
         self._remember(last=True)
-        await self.status.keep()
+        await briefly(self.status.keep(), budget.seconds(STEP_SECONDS))
         parts.bus.save()
 
     async def _last_artefacts(self) -> None:

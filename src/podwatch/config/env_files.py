@@ -133,10 +133,11 @@ def find_values(
 
 def _from_file(path: Path, names: Collection[str], secret: Collection[str]) -> dict[str, str]:
     try:
-        values = parse_env(read_trusted(path, "the env file"), where=str(path), names=names)
+        text = read_trusted(path, "the env file")
         mode = stat.S_IMODE(path.stat().st_mode)
     except ConfigurationError as error:
         raise PermissionDenied(error.what, where=error.where, fix=error.fix) from error
+    values = parse_env(text, where=str(path), names=names)
     if mode & 0o077 and not values.keys().isdisjoint(secret):
         what = "other users can read this env file of secrets"
         raise PermissionDenied(what, where=str(path), fix=f"chmod 600 {path}")

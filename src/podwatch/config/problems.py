@@ -63,7 +63,7 @@ def explain_errors(error: ValidationError, sources: Mapping[str, str], path: Pat
     for detail in error.errors(include_url=False):
         location = tuple(str(piece) for piece in detail["loc"])
         unknown = detail["type"] == "extra_forbidden"
-        if unknown and is_credential_key(location[-1]):
+        if unknown and is_credential_key(location[-1]) and sources.get(".".join(location)) == "file":
             continue  # find_secrets reports it, with a better fix
         if table := _in_list_of_tables(location):
             key = ".".join(location[:3])

@@ -1,5 +1,6 @@
 """The dotted names of all settings, and which names look like a secret."""
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_args, get_origin
@@ -36,6 +37,9 @@ OPERATIONAL = EXPORTED | frozenset(
 OPERATIONAL_PREFIXES = ("PODWATCH_HOOK_", "PODWATCH_HEARTBEAT_", "PODWATCH_AWS_")
 
 
+_STORE_KEY = re.compile(r"^(?:b2_)?(?:application|account)_?key(?:_?id)?$|^(?:secret|access)_?key(?:_?id)?$", re.I)
+
+
 def looks_secret(name: str, value: str = "") -> bool:
     """Whether an environment variable or flag of this name (or with this value) must not be written or shown."""
     return name_strength(name) > 0 or bool(url_secrets(value))
@@ -43,7 +47,7 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 def is_credential_key(name: str) -> bool:
     """Whether a TOML key names store credentials."""
-    return name_strength(name) == 2 or (name.isupper() and looks_secret(name))
+    return bool(_STORE_KEY.match(name) or (name.isupper() and looks_secret(name)))
 
 
 def submodel(field: FieldInfo) -> type[Section] | None:
