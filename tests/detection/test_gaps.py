@@ -1,5 +1,6 @@
 """Holes in what was seen, suspends and jumps of the wall clock are never taken as evidence."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from podwatch.domain.snapshot import (
     TrainerSample,
     observed,
 )
-from tests.detection.looks import world
+from tests.detection.looks import kills, world
 from tests.drivers.detection import DetectionState, Window, advance, initial, judging, newest_progress_at
 from tests.support.pods.tree import ENGINE, process
 from tests.support.pods.world import GIB
@@ -234,3 +235,18 @@ def test_a_machine_that_stays_slow_is_watched_at_its_own_pace() -> None:
     assert finding.verdict is Verdict.RESTART
     assert FindingKind.SILENT_DEATH in found.kinds()
     assert took <= 4 * 45
+
+
+@pytest.mark.parametrize("pace", [(2.0, 2.0, 40.0, 40.0, 40.0), (2.0, 40.0, 40.0, 40.0)])
+def test_a_starved_machine_is_watched_although_some_of_its_turns_are_quick(pace: tuple[float, ...]) -> None:
+    found, turns = world(), itertools.cycle(pace)
+    found.quiet(60)
+    for found.poll in itertools.islice(turns, 40):
+        found.quiet(found.poll)
+    found.memory[0], found.engines = 0, []
+    began = found.now
+    for found.poll in itertools.islice(turns, 20):
+        if kills(found.run(found.poll)):
+            break
+    assert FindingKind.SILENT_DEATH in found.kinds()
+    assert found.now - began <= 200

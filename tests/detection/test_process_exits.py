@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from podwatch.domain.snapshot import observed
 from tests.detection.looks import World, process, world
 from tests.drivers.detection import (
     Agreement,
@@ -94,6 +95,22 @@ def test_an_oom_kill_before_this_start_explains_nothing() -> None:
     found.quiet(20)
     found.start_id, found.trainer = "s2", {"started_at": found.now}
     found.host = replace(MEMORY, oom_kills=3)
+    found.quiet(4)
+    found.trainer |= {"alive": False, "exit": ExitStatus(signal=9), "descendants": ()}
+    assert "memory ran out" not in found.until_verdict(10)[0].summary
+
+
+@pytest.mark.parametrize(("earlier", "later"), [(5, 2), (0, 3), (2, 5)])
+def test_the_first_count_that_is_read_after_a_start_explains_nothing(earlier: int, later: int) -> None:
+    """The host is read every ten seconds, and another cgroup has another count."""
+    found = world()
+    found.host = replace(MEMORY, oom_kills=earlier)
+    found.quiet(20)
+    stale = observed(found.host, found.now - 2.0)
+    found.start_id, found.trainer = "s2", {"started_at": found.now}
+    found.readings = {"host": stale}
+    found.quiet(8)
+    found.readings, found.host = {}, replace(MEMORY, oom_kills=later)
     found.quiet(4)
     found.trainer |= {"alive": False, "exit": ExitStatus(signal=9), "descendants": ()}
     assert "memory ran out" not in found.until_verdict(10)[0].summary

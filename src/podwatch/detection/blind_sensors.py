@@ -42,8 +42,8 @@ def observe_gap(turn: Turn) -> None:
         if stalled:
             machine.stall = (snapshot.at, passed)
             start.progress = replace(start.progress, lost_seconds=start.progress.lost_seconds + passed)
-            if not again:
-                machine.read["turns"] = tuple(at + passed - usual for at in turns)
+        if slept > SUSPEND_SECONDS or (stalled and not again):
+            machine.read["turns"] = (*(at + passed for at in turns[:-1]), snapshot.at)
         if stalled or slept > SUSPEND_SECONDS:
             start.gap_at = turns[-1]
             start.reset()

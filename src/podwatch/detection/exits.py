@@ -29,8 +29,10 @@ def out_of_memory(turn: Turn, status: ExitStatus, ended_at: float) -> tuple[Evid
     is SIGKILL or unknown (only the parent process learns it). Signal 9 alone can be anybody's."""
     if status.known and status.signal != 9 and status.code != 137:
         return ()
-    first, kills = turn.start.host_read_at or 0.0, turn.machine.oom_kills
-    near = min((abs(at - ended_at) for at, _ in kills if at > first), default=OOM_NEAR_SECONDS + 1.0)
+    first, kills = turn.start.host_read_at, turn.machine.oom_kills
+    near = min(
+        (abs(at - ended_at) for at, _ in kills if first is not None and at > first), default=OOM_NEAR_SECONDS + 1.0
+    )
     said = f"OOM kill counted within {near:.0f} s of the end"
     return (Evidence("out of memory", said, Agreement.AGREES, near),) if near <= OOM_NEAR_SECONDS else ()
 

@@ -377,9 +377,10 @@ def observe_ooms(turn: Turn) -> None:
     start, machine, host = turn.start, turn.machine, turn.snapshot.host
     if not host.ok or host.value is None or host.value.oom_kills is None:
         return
-    if start.host_read_at is None:
-        start.host_read_at = host.at
     now, before = host.value.oom_kills, machine.ooms
+    another = start.host_read_at is None or (before is not None and now < before)
+    if another and start.first_reading is not None and host.at > start.first_reading:
+        start.host_read_at = host.at
     grown = 0 if before is None else now - before if now >= before else now
     kills = (*machine.oom_kills, (host.at, grown)) if grown else machine.oom_kills
     machine.ooms, machine.oom_kills = now, tuple(kill for kill in kills if host.at - kill[0] < OOM_SHOWN_SECONDS)
