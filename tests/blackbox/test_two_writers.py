@@ -18,10 +18,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("attaching")]
 SECRET = "s3cr3t-s3cr3t-s3cr3t"
 
 
-def start_second(rig: Rig, name: str = "second") -> None:
-    """From a shell that is gone, with our output_dir. It has locks and orders of its own."""
+def start_second(rig: Rig, name: str = "second", *, waits: bool = False) -> None:
+    """From a shell that is gone, with our output_dir. It has locks and orders of its own. ``waits``: it makes no step
+    before it is seen: no real trainer saves in its first seconds."""
     control = rig.root / name
     control.mkdir()
+    if waits:
+        (control / "orders.json").write_text(json.dumps({"wait": True}))
     step = rig.saved[-1]
     argv = [sys.executable, "-S", str(TRAINER), "--output-dir", str(rig.output), "--control", str(control)]
     argv += ["--ckpt.resume-step", str(step), "--trainer.wandb.id", f"WANDB_API_KEY={SECRET}"]
@@ -68,7 +71,7 @@ def test_two_writers_are_told_and_nothing_of_that_time_is_published(rig: Rig, el
     before = set(rig.saved[:-1])  # of the last one the second trainer writes a part anew: it resumes there
     daemon.wait_for(lambda: rig.saved[-1] in sent(daemon, 0), 30, "everything of ours is in the store")
     alone = len(daemon.events())
-    start_second(rig)
+    start_second(rig, waits=True)
     daemon.wait_for(lambda: second_pid(rig), 20, "the second one runs")
     theirs = second_pid(rig)
 
@@ -81,6 +84,7 @@ def test_two_writers_are_told_and_nothing_of_that_time_is_published(rig: Rig, el
     assert f"pid {theirs} " in reason["summary"]
     assert SECRET not in str(status(daemon))
     rig.obey()
+    (rig.root / "second" / "orders.json").unlink()
 
     daemon.wait_for(lambda: len(held(daemon)) >= 3, 30, "saves that are held back")
     assert not before & set(held(daemon)), "what was complete before the second one started is good"

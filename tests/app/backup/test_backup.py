@@ -13,6 +13,7 @@ import pytest
 
 from podwatch.app.backup.outbox import Outbox, OutgoingSave, outgoing_files
 from podwatch.app.backup.upload_queue import BEGUN
+from podwatch.checkpoints.second_writer import Span
 from podwatch.domain.errors import HostError
 from podwatch.journal.journal import Journal
 from podwatch.store.publish import LeaseLost
@@ -60,6 +61,32 @@ async def test_nothing_is_sent_while_publishing_is_withheld(local: World) -> Non
     local.run.blocked = ""
     await backup.sync_now()
     assert local.newest() == 5
+
+
+async def test_a_checkpoint_that_is_held_back_while_it_is_sent_is_not_published(
+    local: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second trainer is seen only now, and wrote from a moment before the save was complete."""
+    local.save(5)
+    local.scan()
+    backup = local.backup()
+    real = backup._uploads.send
+
+    async def send(*given: Any, **more: Any) -> Any:
+        sent = await real(*given, **more)
+        local.held.update((Span(0.0, None, "pid 7"),))
+        local.scan()
+        return sent
+
+    monkeypatch.setattr(backup._uploads, "send", send)
+    await backup.start()
+    await until(lambda: "upload-abandoned" in local.names())
+    monkeypatch.undo()
+    assert not any(name.endswith("manifest.json") for name in local.objects())
+    local.held.update(())
+    local.save(10)
+    local.scan()
+    await until(lambda: local.newest() == 10)
 
 
 async def test_a_checkpoint_that_changes_before_its_manifest_is_void(

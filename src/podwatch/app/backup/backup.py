@@ -465,6 +465,9 @@ class Backup:
         began = self._clock.monotonic()
         if not await self._queue.is_unchanged(save):
             raise SourceChanged("a file of it changed or disappeared", where=f"step {save.step}")
+        if why := self._queue.why_held(save):
+            await self._queue.give_up(save, f"it is held back: {why}")
+            return
         newest = save.step > self._stored.newest_stored() and not self._queue.waits_for_end(save)
         stored = await self._stored.publish(save, intent, hashes, newest=newest)
         self._ahead, self._queue.abandoned_in_a_row = None, 0

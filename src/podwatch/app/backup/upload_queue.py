@@ -349,6 +349,10 @@ class UploadQueue:
         await self.check()
         return await self.disk.call(self._outbox.is_unchanged, save)
 
+    def why_held(self, save: OutgoingSave) -> str:
+        """Why it is held back since it was begun; empty if it is not."""
+        return next((s.held for s in self.sets if (s.step, s.save_id) == (save.step, save.save_id)), "")
+
     async def send_again(self, save: OutgoingSave, names: Collection[str]) -> None:
         """These objects of it count as sent no more."""
         await self.disk.call(self._outbox.send_again, save, names)
