@@ -8,6 +8,7 @@ from podwatch.domain.lease import Heartbeat, HolderState, LeaseAction
 from podwatch.store.objects.errors import StoreOutage, StoreRefused
 from tests.app.backup.backup_world import World, until
 from tests.support.b2server import B2Server
+from tests.support.starts import branched
 
 
 async def test_the_last_holder_trains_without_the_store_and_others_wait(local: World, monkeypatch: Any) -> None:
@@ -64,6 +65,31 @@ async def test_while_another_pod_lives_this_one_neither_sends_nor_writes_the_hea
     await local.stop()
     await until(lambda: other.newest() == 5)
     await until(lambda: "run-claimed" in other.names())
+    await other.stop()
+
+
+async def test_a_pod_that_takes_over_knows_what_the_other_one_published_meanwhile(local: World) -> None:
+    """Its own listing is from before: the pointer would go back to a save that is older than the one it continues."""
+    first, other = await local.start(), local.other("writer-2")
+    await until(lambda: first.lease.holds)
+
+    async def publish(step: int) -> None:
+        await first.beat(Heartbeat(), HolderState.RUNNING)
+        local.save(step)
+        local.scan()
+        await until(lambda: local.newest() == step)
+
+    await publish(100)
+    second = await other.start()
+    await until(lambda: second.status().listed)
+    await publish(200)
+    await publish(300)
+    await first.beat(Heartbeat(), HolderState.RELEASED)
+    await local.stop()
+    await until(lambda: second.lease.holds)
+    other.edit(starts=branched(other.run.current.starts, "line-2", 200, wall=1.0))
+    other.scan()
+    await until(lambda: other.newest() == 200)
     await other.stop()
 
 

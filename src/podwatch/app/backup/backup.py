@@ -78,6 +78,8 @@ class Backup:
         self._tasks: list[asyncio.Task[None]] = []
         self._failures = 0
         self._sending_failed = False
+        self._listed_for = 0
+        """The generation of the claim after whose decision the store was listed."""
         """The last upload failed: a full store takes heartbeats, and only an upload shows that it works."""
         self._beat_error = ""
         self.restores: list[RestoreThread] = []
@@ -318,8 +320,12 @@ class Backup:
         except RootReplaced as error:  # what was sent stays sent: it continues once the directories are back
             self._answer(error)
             return False
-        if self.lease.holds and await self._follow_run():
-            return True
+        if self.lease.holds:
+            if self._listed_for != self.lease.generation:  # another pod can have published until this claim was decided
+                await self._take_inventory()
+                self._listed_for = self.lease.generation
+            if await self._follow_run():
+                return True
         return await self._send_something()
 
     async def _wait_for_lease(self) -> bool:
@@ -354,7 +360,7 @@ class Backup:
 
     async def _take_inventory(self) -> None:
         inventory = await self.connection.call(self._stored.take)
-        if self.connection.works is None:
+        if not self._sending_failed:
             self.connection.well()
         if inventory.stored:
             await self._run.note_stored()
@@ -406,7 +412,7 @@ class Backup:
     def _make_way(self) -> None:
         """Exports wait for everything else."""
         if self._exports.sending and (self._requests or self._queue.newer_waits() or not self.lease.holds):
-            self._uploads.stop("a new checkpoint is sent first")
+            self._exports.make_way()
 
     async def _attempt(self, chosen: CheckpointSet | OutgoingSave, served: _Request | None = None) -> bool:
         """Send and publish it; whether the caller looks again. ``served``: the request that this answers. One that came

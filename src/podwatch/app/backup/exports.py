@@ -49,6 +49,9 @@ MOST_FILES = 10_000
 _INDEX = ".safetensors.index.json"
 
 
+_MAKES_WAY = "a new checkpoint is sent first"
+
+
 @dataclass(frozen=True, slots=True)
 class DueExport:
     """A stored save that gets exports. ``final``: the last one of a run that has ended, else a milestone."""
@@ -98,7 +101,8 @@ class Exports:
         self._again: dict[tuple[SaveKey, bool], float] = {}
         self._told: set[tuple[int, str, str]] = set()
         self.sending = False
-        """A new checkpoint is sent first: its upload may be stopped at any time."""
+        """A new checkpoint is sent first: ``make_way`` stops this at any time."""
+        self._makes_way = False
 
     async def carry(self, stored: Sequence[StoredCheckpoint]) -> bool:
         """Send what is owed and ready now; whether anything was sent. Leaves out what cannot be sent. Raises
@@ -123,6 +127,7 @@ class Exports:
 
     async def _ready(self, due: DueExport) -> list[PartFiles]:
         """The parts that are whole, quiet and not stored yet."""
+        self._again[due.key] = self._clock.monotonic() + AGAIN_SECONDS  # also where what is stored cannot be read
         owed, now, found = await self._owed(due), self._clock.monotonic(), []
         self._again[due.key] = now + AGAIN_SECONDS if owed or due.final else math.inf
         for part, state in owed:
@@ -217,9 +222,11 @@ class Exports:
         others = [] if before is None else [f for f in before.files if f.part not in own and f.hashes]
         named = [*others, *(replace(file, inode=0, device=0) for file in save.files)]
         document = SaveExports(save.run_id, saved.step, saved.save_id, self._clock.wall(), tuple(named))
-        await self._stored.write_exports(document)
-        self.sending = True
+        self.sending, self._makes_way = True, False
         try:
+            await self._stored.write_exports(document)
+            if self._makes_way:
+                raise UploadStopped(_MAKES_WAY, where=f"step {save.step}")
             sent = await self._uploads.send(save)
         finally:
             self.sending = False
@@ -231,6 +238,11 @@ class Exports:
         whole = replace(document, files=tuple(files), complete=True)
         await self._stored.write_exports(whole)
         self._known[saved.key] = whole
+
+    def make_way(self) -> None:
+        """Stop what is being sent: it continues once there is nothing else to do."""
+        self._makes_way = True
+        self._uploads.stop(_MAKES_WAY)
 
     def _outgoing(self, saved: StoredCheckpoint, found: list[PartFiles]) -> OutgoingSave:
         return OutgoingSave(

@@ -81,6 +81,7 @@ class Uploads:
     async def send(self, save: OutgoingSave, *, urgent: bool = False) -> dict[str, str]:
         """Send what the store lacks; the hash of each object, by name. Raises SourceChanged or SourceForeign where the
         save is void, UploadStopped, or what the store raises. ``urgent``: it gives way to nothing."""
+        self._stopped = ""
         done = await self._already_stored(save)
         sizes = {piece.name: piece.size for piece in pieces(save.files, save.piece_size)}
         if len(done) < len(sizes):
@@ -109,7 +110,7 @@ class Uploads:
         )  # fmt: skip
 
     async def _move(self, job: TransferJob, save: OutgoingSave, flight: InFlight) -> None:
-        self._stopped, self.in_flight = "", flight
+        self.in_flight = flight
         self._idle.clear()
         self._children += 1
         who, loop = f"upload {self._children}", asyncio.get_running_loop()
