@@ -67,9 +67,8 @@ async def test_a_checkpoint_that_is_held_back_while_it_is_sent_is_not_published(
     local: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second trainer is seen only now, and wrote from a moment before the save was complete."""
-    local.save(5)
-    local.scan()
-    backup = local.backup()
+    backup = await local.start()
+    await until(lambda: backup.lease.holds)
     real = backup._uploads.send
 
     async def send(*given: Any, **more: Any) -> Any:
@@ -79,7 +78,8 @@ async def test_a_checkpoint_that_is_held_back_while_it_is_sent_is_not_published(
         return sent
 
     monkeypatch.setattr(backup._uploads, "send", send)
-    await backup.start()
+    local.save(5)
+    local.scan()
     await until(lambda: "upload-abandoned" in local.names())
     monkeypatch.undo()
     assert not any(name.endswith("manifest.json") for name in local.objects())
