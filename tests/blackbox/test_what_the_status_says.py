@@ -25,11 +25,11 @@ LOOK_SECONDS = 0.05
 def watch(daemon: DaemonProcess, until: Callable[[], bool], seconds: float) -> list[dict[str, Any]]:
     """Every status that could be read until then."""
     end, found = time.monotonic() + seconds, list[dict[str, Any]]()
-    while not until() and time.monotonic() < end:
+    while not (reached := until()) and time.monotonic() < end:
         if (status := daemon.status()) is not None:
             found.append(status)
         time.sleep(LOOK_SECONDS)
-    assert until(), daemon.tail()
+    assert reached, daemon.tail()
     return found
 
 
