@@ -78,9 +78,9 @@ class Backup:
         self._tasks: list[asyncio.Task[None]] = []
         self._failures = 0
         self._sending_failed = False
+        """The last upload failed: a full store takes heartbeats, and only an upload shows that it works."""
         self._listed_for = 0
         """The generation of the claim after whose decision the store was listed."""
-        """The last upload failed: a full store takes heartbeats, and only an upload shows that it works."""
         self._beat_error = ""
         self.restores: list[RestoreThread] = []
         """What reads this store: retention leaves alone what they fetch."""
@@ -471,9 +471,9 @@ class Backup:
         began = self._clock.monotonic()
         if not await self._queue.is_unchanged(save):
             raise SourceChanged("a file of it changed or disappeared", where=f"step {save.step}")
-        if why := self._queue.why_held(save):
-            await self._queue.give_up(save, f"it is held back: {why}")
-            return
+        if why := self._queue.why_mixed(save):
+            self._queue.void[save.key] = why
+            raise UploadStopped(f"it is held back: {why}", where=f"step {save.step}")
         newest = save.step > self._stored.newest_stored() and not self._queue.waits_for_end(save)
         stored = await self._stored.publish(save, intent, hashes, newest=newest)
         self._ahead, self._queue.abandoned_in_a_row = None, 0

@@ -16,7 +16,7 @@ from podwatch.app.backup.stored_run import StoredRun
 from podwatch.app.backup.uploads import Uploads, UploadStopped
 from podwatch.checkpoints.known_checkpoints import Catalogue, SetContents
 from podwatch.config.settings import Settings
-from podwatch.domain.checkpoint import CheckpointSet, newest_complete, newest_whole
+from podwatch.domain.checkpoint import CheckpointSet, HeldAs, newest_complete, newest_whole
 from podwatch.domain.errors import HostError, PodwatchError
 from podwatch.domain.event import EventName
 from podwatch.domain.finding import Severity
@@ -349,9 +349,11 @@ class UploadQueue:
         await self.check()
         return await self.disk.call(self._outbox.is_unchanged, save)
 
-    def why_held(self, save: OutgoingSave) -> str:
-        """Why it is held back since it was begun; empty if it is not."""
-        return next((s.held for s in self.sets if (s.step, s.save_id) == (save.step, save.save_id)), "")
+    def why_mixed(self, save: OutgoingSave) -> str:
+        """Why it is held back since it was begun, where a second trainer may have written it: only an operator releases
+        it, by a request that sends it again. Empty if it is not."""
+        two = [s for s in self._catalogue.sets if s.held_as is HeldAs.TWO_WRITERS]
+        return next((s.held for s in two if (s.step, s.save_id) == (save.step, save.save_id)), "")
 
     async def send_again(self, save: OutgoingSave, names: Collection[str]) -> None:
         """These objects of it count as sent no more."""
