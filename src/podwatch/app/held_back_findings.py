@@ -8,12 +8,10 @@ both, so that a restarted podwatch neither publishes nor accepts a checkpoint th
 it. The other methods are for the event loop.
 """
 
-import itertools
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from podwatch.checkpoints.held_back import HeldBack
+from podwatch.checkpoints.held_back import HeldBack, in_reach
 from podwatch.checkpoints.layout import Layout
 from podwatch.checkpoints.second_writer import Beside, Span, follow
 from podwatch.checkpoints.shapes import StepSeen
@@ -40,7 +38,8 @@ SHOWN = 100
 
 
 class TwoWriters:
-    """``processes`` gives the trainer that podwatch watches; ``run`` says how others are recognised."""
+    """``processes`` gives the trainer that podwatch watches; ``settings`` and ``layout`` say how others are
+    recognised."""
 
     def __init__(
         self,
@@ -230,7 +229,7 @@ class Implausible:
 def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...]) -> tuple[StepSeen, ...]:
     """``seen`` without implausible steps. A layout reports the highest checkpoint directory; if that is not of the
     current lineage, or not scanned yet, the newest checkpoint of the lineage replaces it."""
-    line = {s.step: s for s in _in_reach([s for s in sets if s.of_line])}
+    line = {s.step: s for s in in_reach([s for s in sets if s.of_line])}
     odd = {s.step for s in sets if s.held_as is HeldAs.IMPLAUSIBLE}
     newest = max(line, default=None)
     found = []
@@ -243,15 +242,3 @@ def believed_progress(seen: tuple[StepSeen, ...], sets: tuple[CheckpointSet, ...
         elif newest is not None:
             found.append(StepSeen(one.role, newest, line[newest].changed_wall))
     return tuple(found)
-
-
-def _in_reach(sets: Sequence[CheckpointSet]) -> Iterator[CheckpointSet]:
-    """Without those that are not complete and far above the save before them: a copy that was cut off has any number.
-    How far saves lie apart is known from two complete ones on."""
-    complete = [s.step for s in sorted(sets, key=lambda s: s.step) if s.complete]
-    interval = max((high - low for low, high in itertools.pairwise(complete)), default=0)
-    before: int | None = None
-    for one in sorted(sets, key=lambda s: s.step):
-        if one.complete or before is None or not interval or one.step <= before + 2 * interval:
-            before = one.step
-            yield one

@@ -4,7 +4,8 @@ Held back is what was written while two trainers were running (``second_writer``
 (``domain.starts``), or has a step that training cannot have reached (``implausible``).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from podwatch.checkpoints.records import CheckpointRecords
@@ -58,6 +59,19 @@ def _is_far(step: int, shown: int | None, known: Sequence[int], interval: int) -
     if shown is None or not known or not interval:
         return False
     return known[0] <= shown and step > max(shown, known[-1]) + _AHEAD * interval
+
+
+def in_reach(sets: Sequence[CheckpointSet]) -> Iterator[CheckpointSet]:
+    """Without those that are not complete and far above the save before them: a copy that was cut off has any number.
+    How far saves lie apart is known from two complete ones on."""
+    ordered = sorted(sets, key=lambda s: s.step)
+    complete = [s.step for s in ordered if s.complete]
+    interval = max((high - low for low, high in itertools.pairwise(complete)), default=0)
+    before: int | None = None
+    for one in ordered:
+        if one.complete or before is None or not interval or one.step <= before + _AHEAD * interval:
+            before = one.step
+            yield one
 
 
 class HeldBack:

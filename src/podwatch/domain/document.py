@@ -246,7 +246,7 @@ def _printable(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FieldRule:
     """What pydantic does with a field: ``change`` gets the schema of its type and pydantic's ``core_schema``, and
     returns the schema to use. Called with the first document of the kind, so that pydantic is imported no earlier."""
 
@@ -260,7 +260,7 @@ class Rule:
 
 def strictly(
     least: int | None = None, most: int | None = None, above: float | None = None, below: float | None = None
-) -> Rule:
+) -> FieldRule:
     """No other value is taken for one of the type: no text for a number, no bool for an integer, no infinity. The
     limits are of numbers; ``above`` and ``below`` themselves are refused."""
     given = {"ge": least, "le": most, "gt": above, "lt": below}
@@ -270,10 +270,10 @@ def strictly(
         finite = {"allow_inf_nan": False} if inner["type"] == "float" else {}
         return inner | {"strict": True} | limits | finite
 
-    return Rule(change)
+    return FieldRule(change)
 
 
-def checked(check: Callable[[str], object], clean: Callable[[str], str] | None = None) -> Rule:
+def checked(check: Callable[[str], object], clean: Callable[[str], str] | None = None) -> FieldRule:
     """A text for which ``check`` returns nothing, and otherwise raises ValueError or IntegrityError. ``clean``, if
     there is one, makes every text such a text; it is applied when a document is written."""
 
@@ -288,7 +288,7 @@ def checked(check: Callable[[str], object], clean: Callable[[str], str] | None =
         written = schema.plain_serializer_function_ser_schema(clean) if clean else None
         return schema.no_info_after_validator_function(read, schema.str_schema(strict=True), serialization=written)
 
-    return Rule(change)
+    return FieldRule(change)
 
 
 def _check_shown(text: str, most: int) -> None:
@@ -302,14 +302,14 @@ def _shown(text: str, most: int) -> str:
     return "".join("\ufffd" if deceives(c) else c for c in text[:most]) if deceives(text) else text[:most]
 
 
-def shown(most: int) -> Rule:
+def shown(most: int) -> FieldRule:
     """For text that people read: at most this many characters, none that deceive."""
     return checked(partial(_check_shown, most=most), partial(_shown, most=most))
 
 
-def matching(pattern: str) -> Rule:
+def matching(pattern: str) -> FieldRule:
     """A text that all of ``pattern`` matches. In the syntax of Rust's regular expressions: ``$`` is the end only."""
-    return Rule(lambda _, schema: schema.str_schema(strict=True, pattern=f"^(?:{pattern})$"))
+    return FieldRule(lambda _, schema: schema.str_schema(strict=True, pattern=f"^(?:{pattern})$"))
 
 
 def _check_run_id(text: str) -> None:
@@ -318,14 +318,14 @@ def _check_run_id(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _NullRule(Rule):
+class _NullRule(FieldRule):
     """Of a field that is written as null although its type has none."""
 
     def __get_pydantic_json_schema__(self, schema: "CoreSchema", handler: Callable[[Any], Any]) -> dict[str, Any]:
         return {"anyOf": [handler(schema), {"type": "null"}]}
 
 
-def or_null(value: Any) -> Rule:
+def or_null(value: Any) -> FieldRule:
     """JSON's null stands for ``value``."""
 
     def read(found: Any, inner: Callable[[Any], Any]) -> Any:
@@ -341,24 +341,26 @@ def or_null(value: Any) -> Rule:
     return _NullRule(change)
 
 
-def unreadable_as(value: Any) -> Rule:
+def unreadable_as(value: Any) -> FieldRule:
     """A wrong value stands for ``value`` instead of making the document unreadable: for figures that people read, so
     that one of them hides nothing that a decision needs."""
-    return Rule(
+    return FieldRule(
         lambda inner, schema: schema.with_default_schema(
             inner, default=value, on_error="default", serialization=inner.get("serialization")
         )
     )
 
 
-def written_as(change: Callable[[Any], Any]) -> Rule:
+def written_as(change: Callable[[Any], Any]) -> FieldRule:
     """What is written is what ``change`` makes of the value."""
-    return Rule(lambda inner, schema: inner | {"serialization": schema.plain_serializer_function_ser_schema(change)})
+    return FieldRule(
+        lambda inner, schema: inner | {"serialization": schema.plain_serializer_function_ser_schema(change)}
+    )
 
 
-def read_as(change: Callable[[Any], Any]) -> Rule:
+def read_as(change: Callable[[Any], Any]) -> FieldRule:
     """What is read goes through ``change``, which can raise ValueError."""
-    return Rule(
+    return FieldRule(
         lambda inner, schema: schema.no_info_after_validator_function(
             change, inner, serialization=inner.get("serialization")
         )
@@ -409,7 +411,7 @@ Wall = Annotated[float, strictly(above=0.0, below=1e11)]
 """Epoch seconds; the limit is in the year 5138."""
 Size = Annotated[float, strictly(0)]
 """A duration, a share, an amount of money: never below zero."""
-At = Annotated[float | None, Rule(_time_as_text)]
+At = Annotated[float | None, FieldRule(_time_as_text)]
 """Epoch seconds, which the document has in the form of RFC 3339; None: not known."""
 Text = Annotated[str, strictly()]
 """Of any form: never a name, and not to be printed as it is."""
@@ -419,10 +421,10 @@ RunId = Annotated[str, checked(_check_run_id)]
 SaveId = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")]
 RelativePath = Annotated[str, checked(check_relative_path)]
 """Safe to join below a directory, and not a name that deceives."""
-Many = Annotated[tuple[T, ...], Rule(lambda inner, _: inner | {"fail_fast": True})]
+Many = Annotated[tuple[T, ...], FieldRule(lambda inner, _: inner | {"fail_fast": True})]
 """One problem is enough: each costs as much memory as a hundred values."""
 Texts = Annotated[
-    Mapping[Text, Text], Rule(lambda inner, schema: schema.no_info_before_validator_function(_few, inner))
+    Mapping[Text, Text], FieldRule(lambda inner, schema: schema.no_info_before_validator_function(_few, inner))
 ]
 Json = Annotated[Mapping[str, Any], read_as(any_json)]
 """A JSON object of any form."""

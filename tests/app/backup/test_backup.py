@@ -83,6 +83,7 @@ async def test_a_checkpoint_that_is_held_back_while_it_is_sent_is_not_published(
     await until(lambda: "upload-abandoned" in local.names())
     monkeypatch.undo()
     assert not any(name.endswith("manifest.json") for name in local.objects())
+    assert ["second trainer" in why for why in backup._queue.void.values()] == [True], "status says why"
     local.held.update(())
     local.save(10)
     local.scan()

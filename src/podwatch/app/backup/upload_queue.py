@@ -396,7 +396,7 @@ class UploadQueue:
     async def abandon(self, key: SaveKey, error: PodwatchError) -> None:
         """Its upload failed for good."""
         foreign = isinstance(error, SourceForeign)
-        self.void[key] = error.what if foreign else CHANGED
+        self.void.setdefault(key, error.what if foreign else CHANGED)
         in_a_row = self.abandoned_in_a_row = self.abandoned_in_a_row + isinstance(error, SourceChanged)
         if foreign:
             severity, hint = Severity.CRITICAL, ". Find out which user made it, remove it, and save again"
